@@ -7,13 +7,24 @@ from typing import Any
 from torch import nn
 
 from ..errors import choose
+from .attention import Attention, Pyramid, Window
 from .base import Mixed, Mixer, MixerConfig, Projections, projections
-from .plain import Conv, NoMixer
+from .lpa import LPA
+from .plain import Conv, DynConv, NoMixer, Summary
+
+NO_RECORDING = {"aperiodic": 0, "periodic": 0, "positional": 0}
 
 # name -> (class, the settings that make the name what it is)
 MIXERS: dict[str, tuple[type[Mixer], dict[str, Any]]] = {
+    "anchored": (LPA, {**NO_RECORDING, "anchored": 12}),
     "conv": (Conv, {}),
+    "dynconv": (DynConv, {}),
+    "ladder": (LPA, {**NO_RECORDING, "heads": 8, "ladder": 16}),
+    "lpa": (LPA, {}),
     "none": (NoMixer, {}),
+    "pyramid": (Pyramid, {}),
+    "summary": (Summary, {}),
+    "window": (Window, {}),
 }
 
 
@@ -31,4 +42,4 @@ def build(name: str, attention: nn.Module, config: dict[str, Any] | MixerConfig 
     return cls.from_attention(attention, resolved)
 
 
-__all__ = ["MIXERS", "Mixed", "Mixer", "MixerConfig", "Projections", "build", "projections", "resolve"]
+__all__ = ["MIXERS", "Attention", "Mixed", "Mixer", "MixerConfig", "Projections", "build", "projections", "resolve"]

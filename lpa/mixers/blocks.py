@@ -1,0 +1,57 @@
+"""Overlapping blocks of frames as views: the layout that makes bounded reach a few dense products, with no n×n matrix."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def block_count(frames: int, block: int, reach: int) -> int:
+    """Blocks laid down for each sample: enough that `reach` blank frames part it from the next sample."""
+    return -(-(frames + reach) // block)
+
+
+def query_blocks(x: Tensor, block: int, reach: int) -> Tensor:
+    """x (B, T, C) → (B·n, block, C): its own frames, block by block, blank at the end."""
+    blocks = block_count(x.shape[1], block, reach)
+    return F.pad(x, (0, 0, 0, blocks * block - x.shape[1])).reshape(-1, block, x.shape[2])
+
+
+def key_blocks(x: Tensor, block: int, reach: int) -> Tensor:
+    """x (B, T, C) → (B·n, block + 2·reach, C): each block with `reach` frames either side, as views of one copy of x.
+
+    Samples lie one behind the other with `reach` blank frames before each, so that all blocks of the batch have one stride.
+    """
+    batch, frames, width = x.shape
+    rows = block_count(frames, block, reach) * block
+    flat = x.new_zeros(batch * rows + 2 * reach, width)
+    flat[: batch * rows].view(batch, rows, width)[:, reach : reach + frames] = x
+    return flat.unfold(0, block + 2 * reach, block).transpose(1, 2)
+
+
+def unblock(y: Tensor, batch: int, frames: int) -> Tensor:
+    """(B·n, block, C) → (B, T, C): the way back from query_blocks."""
+    return y.reshape(batch, -1, y.shape[-1])[:, :frames]
+
+
+def prefix_sum(x: Tensor) -> Tensor:
+    """(B, T, C) → (B, T + 1, C) in float64: sum of the frames before each position. At an hour float32 is off by a percent."""
+    return F.pad(x.double().cumsum(1), (0, 0, 1, 0))
+
+
+def window_means(x: Tensor, valid: Tensor, lo: Tensor, hi: Tensor) -> tuple[Tensor, Tensor]:
+    """Means over the frames [lo, hi) of each window, by definition: two reads of a prefix sum.
+
+    x (B, T, C), blank where padded; valid (B, T); lo, hi (T, P) whole frames, possibly outside the recording.
+    Returns means (B, T, P, C) in float64 and how many frames each is the mean of (B, T, P).
+    """
+    lo, hi = lo.clamp(0, x.shape[1]), hi.clamp(0, x.shape[1])
+    sums, counted = prefix_sum(x), prefix_sum(valid.unsqueeze(-1))
+    counts = (counted[:, hi] - counted[:, lo]).squeeze(-1)
+    return (sums[:, hi] - sums[:, lo]) / counts.clamp(min=1).unsqueeze(-1), counts
+
+
+def valid_frames(x: Tensor, mask: Tensor | None) -> Tensor:
+    """(B, T) bool: the mask, or all true where there is none."""
+    return x.new_ones(x.shape[:2], dtype=torch.bool) if mask is None else mask
