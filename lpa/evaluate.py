@@ -37,15 +37,15 @@ class Evaluation:
 
     @property
     def real_time_factor(self) -> float:
-        """Seconds of audio a second of wall time."""
-        return self.audio_seconds / self.wall_seconds
+        """Wall seconds a second of audio: below one is faster than real time."""
+        return self.wall_seconds / self.audio_seconds
 
     def to_dict(self) -> dict[str, Any]:
         return {
             **self.score.to_dict(),
             "audio_seconds": round(self.audio_seconds, 2),
             "wall_seconds": round(self.wall_seconds, 3),
-            "real_time_factor": round(self.real_time_factor, 2),
+            "real_time_factor": round(self.real_time_factor, 5),
             "batch_check": {"utterances": self.checked, "largest_difference": self.largest_difference},
         }
 

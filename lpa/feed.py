@@ -100,4 +100,6 @@ class Feed:
     def _targets(self, index: np.ndarray) -> Tensor:
         """(B, L) token ids; what lies past a transcript's end is never read."""
         places = self.target_starts[index][:, None] + np.arange(self.target_lengths[index].max())
-        return self.targets[torch.from_numpy(places).clamp_(max=len(self.targets) - 1).to(self.device)]
+        return self.targets[
+            torch.from_numpy(places).clamp_(max=len(self.targets) - 1).to(self.device, non_blocking=True)
+        ]

@@ -47,6 +47,13 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
     part.replace(path)
 
 
+def list_left_out(bad: list[tuple[str, str]], path: Path) -> None:
+    """A line for everything that cannot be used, and why."""
+    if bad:
+        with whole_file(path) as file:
+            file.write("".join(json.dumps({"what": what, "why": why}) + "\n" for what, why in bad).encode())
+
+
 class Ticker:
     """Progress on stderr: a bar with an estimate on a terminal, else a line now and then."""
 
@@ -62,14 +69,18 @@ class Ticker:
             self.task = self.bar.add_task("training", total=steps, completed=step, text="")
             self.bar.start()
 
-    def show(self, step: int, pace: float, text: str, always: bool = False) -> None:
+    def show(self, step: int, text: str, pace: float = 0.0) -> None:
+        """`pace` in steps a second; a message without one is always shown."""
         if self.bar is not None:
             self.bar.update(self.task, completed=step, text=text)
-        elif self.active and (always or time.monotonic() - self.last >= self.every):
+        elif self.active and (not pace or time.monotonic() - self.last >= self.every):
             self.last = time.monotonic()
-            left = (self.steps - step) / pace if pace else 0
-            print(f"step {step}/{self.steps}  {text}  {left / 60:.1f} min left", file=sys.stderr, flush=True)
+            left = f"  {(self.steps - step) / pace / 60:.1f} min left" if pace else ""
+            print(f"step {step}/{self.steps}  {text}{left}", file=sys.stderr, flush=True)
 
-    def close(self) -> None:
+    def __enter__(self) -> Ticker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         if self.bar is not None:
             self.bar.stop()

@@ -55,7 +55,11 @@ class Plan:
         if set(data) != known:
             odd = sorted(set(data) ^ known)
             raise LpaError(f"{source}: missing or unknown field {', '.join(odd)}")
-        return cls(data["family"], data["base"], tuple(Swap(**s) for s in data["swaps"]), data["weights"])
+        try:
+            swaps = tuple(Swap(**entry) for entry in data["swaps"])
+        except TypeError:
+            raise LpaError(f"{source}: a swap is damaged; each has index, mixer and config") from None
+        return cls(data["family"], data["base"], swaps, data["weights"])
 
     @classmethod
     def read(cls, folder: Path) -> Plan:

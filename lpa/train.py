@@ -25,7 +25,7 @@ from .data import AudioBank, Batches, Source, bucket, open_sources, rejecter
 from .errors import LpaError
 from .families.base import Output, SpeechModel
 from .feed import Batch, Feed
-from .journal import Records, Ticker, whole_file
+from .journal import Records, Ticker, list_left_out, whole_file
 from .recipe import TrainConfig
 
 Objective = Callable[[Output, Output | None, Batch], dict[str, tuple[float, losses.Part]]]
@@ -187,12 +187,11 @@ class Run:
 
 
 def take_new_shards(bank: AudioBank, accelerator: Accelerator, out: Path) -> None:
-    """All processes take in the shards that the first one sees. What cannot be used is listed in left_out.jsonl."""
+    """All processes take in the shards that the first one sees."""
     found = [bank.new_shards()]
     bank.extend(broadcast_object_list(found)[0])
-    if accelerator.is_main_process and bank.bad:
-        with whole_file(out / "left_out.jsonl") as file:
-            file.write("".join(json.dumps({"what": what, "why": why}) + "\n" for what, why in bank.bad).encode())
+    if accelerator.is_main_process:
+        list_left_out(bank.bad, out / "left_out.jsonl")
 
 
 def seed_step(seed: int, step: int, rank: int) -> None:
@@ -250,7 +249,7 @@ def fit(
 
 
 class Step:
-    """One optimiser step of a run, without a wait for the device."""
+    """One optimiser step of a run; it reads nothing back from the device, so that work can queue up there."""
 
     def __init__(self, run: Run, student: nn.Module, config: TrainConfig, teacher: SpeechModel | None, loss: Objective):
         self.run, self.student, self.config, self.teacher, self.loss = run, student, config, teacher, loss
@@ -269,9 +268,11 @@ class Step:
         parts = self.loss(student, self.listen(batch), batch)
         sums = torch.stack([part.sum for _, part in parts.values()])
         counts = torch.stack([part.count for _, part in parts.values()])
-        # The mean over the whole batch, whatever each process has of it; times `world`, for gradients are averaged.
-        scales = torch.tensor([weight * world for weight, _ in parts.values()], device=sums.device)
-        accelerator.backward((sums / accelerator.reduce(counts).clamp(min=1) * scales).sum())
+        means = sums / accelerator.reduce(counts).clamp(min=1)  # over the whole batch, whatever each process has of it
+        # times `world`, for gradients are averaged over the processes
+        accelerator.backward(
+            sum(weight * world * mean for (weight, _), mean in zip(parts.values(), means, strict=True))
+        )
         norm = accelerator.clip_grad_norm_(self.student.parameters(), config.clip or math.inf)
         for group in run.optimizer.param_groups:
             group["lr"] = config.lr * group["scale"] * rate(config, run.step)
@@ -301,48 +302,51 @@ def _loop(run: Run, step: Step, config: TrainConfig, on_step, on_eval: Evaluatio
     """Steps to the end, with records, evaluations and checkpoints in between; False where time was up first."""
     main = run.accelerator.is_main_process
     records = Records(run.path.parent / "train.jsonl", run.step, main)
-    ticker = Ticker(run.step, config.steps, main)
     began = kept = marked = time.monotonic()
     before, marked_step = run.seconds, run.step
     totals, norms = [], []  # since the last record, left on the device
     run.model.train()
-    while run.step < config.steps:
-        if on_step is not None:
-            on_step(run.step)
-        weights, sums, norm = step()
-        totals.append(sums)
-        norms.append(norm)
-        record_due = run.step % config.log_every == 0 or run.step == config.steps
-        if record_due:
-            record = _summary(run, weights, torch.stack(totals).sum(0), torch.stack(norms).mean())
-            now = time.monotonic()
-            run.seconds = before + now - began
-            pace = (run.step - marked_step) / (now - marked)
-            marked, marked_step, totals, norms = now, run.step, [], []
-            lr = config.lr * rate(config, run.step - 1)
-            records.add(step=run.step, **record, lr=lr, seconds=round(run.seconds, 2), steps_per_second=round(pace, 3))
-            ticker.show(run.step, pace, f"loss {record['loss']:.4f}  {pace:.2f} steps/s")
-        if on_eval is not None and (
-            run.step == config.steps or (config.eval_every and run.step % config.eval_every == 0)
-        ):
-            run.model.eval()
-            with run.average.applied():
-                evaluation = on_eval(run.model)
-            run.model.train()
-            records.add(step=run.step, **evaluation)
-            text = "  ".join(f"{k} {v:.2f}" for k, v in evaluation.items() if isinstance(v, float))
-            ticker.show(run.step, 0.0, text, always=True)
-        if record_due:
-            minutes = ((time.monotonic() - began) / 60, (time.monotonic() - kept) / 60)
-            due = [config.max_minutes and minutes[0] >= config.max_minutes, minutes[1] >= config.checkpoint_minutes]
-            over, keep = broadcast(torch.tensor(due, dtype=torch.int32, device=run.accelerator.device)).tolist()
-            if over or keep or run.step == config.steps:
-                run.keep()
-                kept = time.monotonic()
-            if over and run.step < config.steps:
-                break
-    ticker.close()
+    with Ticker(run.step, config.steps, main) as ticker:
+        while run.step < config.steps:
+            if on_step is not None:
+                on_step(run.step)
+            weights, sums, norm = step()
+            totals.append(sums)
+            norms.append(norm)
+            last = run.step == config.steps
+            if record_due := last or run.step % config.log_every == 0:
+                record = _summary(run, weights, torch.stack(totals).sum(0), torch.stack(norms).mean())
+                now = time.monotonic()
+                run.seconds, pace = before + now - began, (run.step - marked_step) / (now - marked)
+                lr = config.lr * rate(config, run.step - 1)
+                records.add(step=run.step, **record, lr=lr, seconds=run.seconds, steps_per_second=pace)
+                ticker.show(run.step, f"loss {record['loss']:.4f}  {pace:.2f} steps/s", pace)
+                marked, marked_step, totals, norms = now, run.step, [], []
+            if on_eval is not None and (last or (config.eval_every and run.step % config.eval_every == 0)):
+                started = time.monotonic()
+                evaluation = _evaluate(run, on_eval)
+                records.add(step=run.step, **evaluation)
+                ticker.show(run.step, "  ".join(f"{k} {v:.2f}" for k, v in evaluation.items() if isinstance(v, float)))
+                marked += time.monotonic() - started
+            if record_due:
+                minutes = [(time.monotonic() - since) / 60 for since in (began, kept)]
+                due = [0 < config.max_minutes <= minutes[0], last or minutes[1] >= config.checkpoint_minutes]
+                over, keep = broadcast(torch.tensor(due, dtype=torch.int32, device=run.accelerator.device)).tolist()
+                if over or keep:
+                    run.keep()
+                    kept = time.monotonic()
+                if over:
+                    break
     return run.step == config.steps
+
+
+def _evaluate(run: Run, on_eval: Evaluation) -> dict[str, Any]:
+    """An evaluation of the averaged weights."""
+    run.model.eval()
+    with run.average.applied():
+        found = on_eval(run.model)
+    run.model.train()
+    return found
 
 
 def _summary(run: Run, weights: dict[str, float], totals: Tensor, norm: Tensor) -> dict[str, float]:
@@ -426,6 +430,9 @@ def train(config: TrainConfig) -> Path:
     feed = Feed(bank, model.tokens, accelerator.device, config.audio_on_device)
     on_eval = None
     if held_out is not None:
+        accelerator.print(f"held out: {len(held_out)} utterances, {len(held_out.bad)} left out", file=sys.stderr)
+        if accelerator.is_main_process:
+            list_left_out(held_out.bad, out / "left_out_of_evaluation.jsonl")
         held_feed = Feed(held_out, model.tokens, accelerator.device, config.audio_on_device)
         on_eval = word_errors(held_feed, accelerator, config.batch_seconds)
     done = fit(model, feed, config, out, accelerator, teacher=teacher, on_eval=on_eval)

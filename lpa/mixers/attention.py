@@ -58,10 +58,14 @@ class Attention(QueryMixer):
     def from_attention(cls, attention, config=None):
         return cls(projections(attention))
 
-    def forward(self, x: Tensor, mask: Tensor | None = None, gates=None, skip=None) -> Mixed:
+    def mix(self, x: Tensor, mask: Tensor | None = None, gates=None, skip=None) -> Mixed:
         q, kv = self.project(x)
         bias = None if mask is None else torch.where(mask, 0.0, NEVER)[:, None, None]
         return Mixed(blank_padding(self.out(self.attend(q, kv, bias)), mask))
+
+    def mflop_per_frame(self) -> float:
+        """Without what grows with the recording: see lpa.bench.attention_mflop."""
+        return self.projection_mflop()
 
 
 @dataclass(frozen=True)
@@ -86,10 +90,12 @@ class Window(QueryMixer):
     def from_attention(cls, attention, config):
         return cls(projections(attention), config)
 
-    def forward(self, x: Tensor, mask: Tensor | None = None, gates=None, skip=None) -> Mixed:
+    def mix(self, x: Tensor, mask: Tensor | None = None, gates=None, skip=None) -> Mixed:
         batch, frames, _ = x.shape
         q, kv = self.project(blank_padding(x, mask))
-        valid = key_blocks(valid_frames(x, mask).unsqueeze(-1), self.block, self.side).squeeze(-1)  # (N, block + 2·side)
+        valid = key_blocks(valid_frames(x, mask).unsqueeze(-1), self.block, self.side).squeeze(
+            -1
+        )  # (N, block + 2·side)
         offset = torch.arange(valid.shape[1], device=x.device) - torch.arange(self.block, device=x.device)[:, None]
         seen = valid[:, None] & (offset >= 0) & (offset <= 2 * self.side)  # (N, block, block + 2·side)
         y = self.attend(
@@ -113,7 +119,12 @@ class Window(QueryMixer):
 @dataclass(frozen=True)
 class PyramidConfig(MixerConfig):
     block: int = 16  # frames that share their windows, and see one another frame by frame
-    pieces: tuple[int, ...] = (2, 2, 4, 8)  # how the block before (and after) is cut, nearest piece first; together one block
+    pieces: tuple[int, ...] = (
+        2,
+        2,
+        4,
+        8,
+    )  # how the block before (and after) is cut, nearest piece first; together one block
     steps: tuple[int, ...] = (1, 2, 4, 8)  # widths of the windows beyond that, in blocks
 
 
@@ -125,6 +136,8 @@ class Pyramid(QueryMixer):
     """
 
     Config = PyramidConfig
+    widths: Tensor
+    piece_means: Tensor
 
     def __init__(self, source: Projections, config: PyramidConfig):
         super().__init__(source)
@@ -168,7 +181,7 @@ class Pyramid(QueryMixer):
         y = torch.einsum("bthp,btphe->bthe", scores.softmax(-1), v).flatten(2).to(x.dtype)
         return Mixed(blank_padding(self.out(y), mask))
 
-    def forward(self, x: Tensor, mask: Tensor | None = None, gates=None, skip=None) -> Mixed:
+    def mix(self, x: Tensor, mask: Tensor | None = None, gates=None, skip=None) -> Mixed:
         batch, frames, _ = x.shape
         block = self.config.block
         pad = -frames % block

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -58,10 +59,11 @@ def projections(attention: nn.Module) -> Projections:
         raise LpaError(
             f"{type(attention).__name__} is no attention a mixer can be built from: it needs {', '.join(names)}, num_heads"
         )
-    return Projections(*found, heads=attention.num_heads)  # type: ignore[arg-type]
+    q, k, v, out = found
+    return Projections(q, k, v, out, attention.num_heads)  # type: ignore[arg-type]
 
 
-class Mixer(nn.Module):
+class Mixer(nn.Module, ABC):
     """Mixes frames over time.
 
     forward(x, mask, gates, skip) -> Mixed
@@ -75,15 +77,24 @@ class Mixer(nn.Module):
     reach: tuple[int, int] | None = None  # frames it looks back and ahead; None: the whole recording
 
     @classmethod
+    @abstractmethod
     def from_attention(cls, attention: nn.Module, config) -> Mixer:
-        raise NotImplementedError(f"{cls.__name__} does not say how it starts from an attention")
+        """A mixer of its own parameters, started from the attention's where it can be."""
 
-    def forward(self, x: Tensor, mask: Tensor | None = None, gates: Tensor | None = None, skip: Tensor | None = None):
-        raise NotImplementedError
+    def forward(
+        self, x: Tensor, mask: Tensor | None = None, gates: Tensor | None = None, skip: Tensor | None = None
+    ) -> Mixed:
+        if x.shape[1] == 0:
+            raise LpaError("a recording of no frames has nothing to mix; leave it out")
+        return self.mix(x, mask, gates, skip)
 
+    @abstractmethod
+    def mix(self, x: Tensor, mask: Tensor | None, gates: Tensor | None, skip: Tensor | None) -> Mixed:
+        """The fast form of what `forward` promises."""
+
+    @abstractmethod
     def mflop_per_frame(self) -> float:
         """Million floating-point operations a frame, multiply and add counted as two."""
-        raise NotImplementedError
 
 
 def blank_padding(x: Tensor, mask: Tensor | None) -> Tensor:

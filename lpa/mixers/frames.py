@@ -58,6 +58,9 @@ class Anchored(nn.Module):
 class Ladder(nn.Module):
     """Windows of fixed offset and width. Only their weights follow the content."""
 
+    lo: Tensor
+    hi: Tensor
+
     def __init__(self, windows: list[tuple[int, int]]):
         super().__init__()
         lo, hi = torch.tensor(windows).T
@@ -108,7 +111,9 @@ def pool_frames(v: Tensor, lo: Tensor, hi: Tensor, weight: Tensor) -> Tensor:
     return (weight.unsqueeze(-1) * sums).sum(3).to(v.dtype)
 
 
-def pool_band(v: Tensor, windows: list[tuple[Anchored | Ladder, Tensor, Tensor, Tensor]], reach: int, block: int) -> Tensor:
+def pool_band(
+    v: Tensor, windows: list[tuple[Anchored | Ladder, Tensor, Tensor, Tensor]], reach: int, block: int
+) -> Tensor:
     """The same numbers block by block. windows: (family, lo, hi, weight) for each family present."""
     batch, frames, heads, _ = v.shape
     values = key_blocks(v.transpose(1, 2).flatten(0, 1), block, reach)  # (B·H·n, block + 2·reach, E)
@@ -149,5 +154,6 @@ def spread_edges(lo: Tensor, hi: Tensor, weight: Tensor, reach: int, block: int,
         index, part = whole.long() + at, edge - whole
         steps = steps.scatter_add(3, index, sign * weight * (1 - part))
         steps = steps.scatter_add(3, index + 1, sign * weight * part)
-    return steps.cumsum(3)[..., :taps].flatten(0, 1)
-
+    tap = torch.arange(taps, device=lo.device) - torch.arange(block, device=lo.device).unsqueeze(1)
+    inside = (tap >= 0) & (tap <= 2 * reach)  # past the last edge a running sum leaves its rounding: nothing may leak there
+    return (steps.cumsum(3)[..., :taps] * inside).flatten(0, 1)

@@ -99,14 +99,16 @@ class LPA(Mixer):
         source = projections(attention)
         return cls(source, config).to(source.out.weight)
 
-    def forward(self, x: Tensor, mask: Tensor | None = None, gates: Tensor | None = None, skip: Tensor | None = None) -> Mixed:
-        return self._mix(x, mask, gates, skip, plain=False)
+    def mix(
+        self, x: Tensor, mask: Tensor | None = None, gates: Tensor | None = None, skip: Tensor | None = None
+    ) -> Mixed:
+        return self._compute(x, mask, gates, skip, plain=False)
 
     def definition(self, x: Tensor, mask=None, gates=None, skip=None) -> Mixed:
         """The layer as its equations say it, projections over all frames; what the folded form is tested against."""
-        return self._mix(x, mask, gates, skip, plain=True)
+        return self._compute(x, mask, gates, skip, plain=True)
 
-    def _mix(self, x: Tensor, mask: Tensor | None, gates: Tensor | None, skip: Tensor | None, plain: bool) -> Mixed:
+    def _compute(self, x: Tensor, mask: Tensor | None, gates: Tensor | None, skip: Tensor | None, plain: bool) -> Mixed:
         x = blank_padding(x, mask)
         valid = valid_frames(x, mask)
         tau = None if self.hard else self.tau
@@ -130,7 +132,11 @@ class LPA(Mixer):
         y: Tensor | None = None
         if broadcast is not None:
             spread = (broadcast * scale.unsqueeze(-1)).to(x.dtype)
-            y = self._recording_plain(x, gate, spread) if plain else self._recording_folded(x, valid, gate, spread, gates)
+            y = (
+                self._recording_plain(x, gate, spread)
+                if plain
+                else self._recording_folded(x, valid, gate, spread, gates)
+            )
         if self.in_frame:
             w_frame = w_frame * scale.unsqueeze(-1)
             frames = self._frame_pulses(x, valid, w_frame if a_frame is None else w_frame * a_frame, plain)
@@ -153,7 +159,9 @@ class LPA(Mixer):
             logits = F.linear(x, self.weight, self.weight_bias)
         return logits.float().unflatten(-1, (self.heads, -1)).softmax(-1)
 
-    def _recording_gates(self, x: Tensor, valid: Tensor, passed: Tensor | None, tau: float | None) -> tuple[Tensor, Tensor]:
+    def _recording_gates(
+        self, x: Tensor, valid: Tensor, passed: Tensor | None, tau: float | None
+    ) -> tuple[Tensor, Tensor]:
         """Gates of the pulses anchored to the recording, and the same with each aperiodic window's tilt: (B, T, H, P)."""
         gates, tilted = [], []
         if self.aperiodic is not None:
@@ -178,7 +186,9 @@ class LPA(Mixer):
         y = torch.einsum("bthp,bhpe->bthe", spread, mean).flatten(2)
         return F.linear(y, self.out.weight)
 
-    def _recording_folded(self, x: Tensor, valid: Tensor, gate: Tensor, spread: Tensor, passed: Tensor | None) -> Tensor:
+    def _recording_folded(
+        self, x: Tensor, valid: Tensor, gate: Tensor, spread: Tensor, passed: Tensor | None
+    ) -> Tensor:
         if self.pooling == "prefix":
             mean = self._prefix_means(x, valid, gate, passed)  # (B, N, D)
         else:
@@ -227,7 +237,9 @@ class LPA(Mixer):
         c, dim = self.config, self.value.in_features
         pulses = c.heads * (self.in_recording + self.in_frame)
         flop = 2 * dim * (pulses if self.weight is not None else 0) + 2 * dim * c.heads * (self.gate is not None)
-        flop += 4 * dim * c.heads * self.in_recording  # pooling and broadcasting; the folded projections cost nothing a frame
+        flop += (
+            4 * dim * c.heads * self.in_recording
+        )  # pooling and broadcasting; the folded projections cost nothing a frame
         if c.aperiodic:
             flop += 2 * dim * c.kernel + dim * dim + dim * dim / 2 + dim * c.heads * c.aperiodic
         flop += 4 * c.bases * c.heads * c.positional

@@ -34,7 +34,7 @@ class NoMixer(Mixer):
         source = projections(attention)
         return cls(source.dim).to(source.out.weight)
 
-    def forward(self, x: Tensor, mask: Tensor | None = None, gates=None, skip=None) -> Mixed:
+    def mix(self, x: Tensor, mask: Tensor | None = None, gates=None, skip=None) -> Mixed:
         return Mixed(blank_padding(self.bias.expand_as(x), mask))
 
     def mflop_per_frame(self) -> float:
@@ -63,9 +63,9 @@ class Conv(Mixer):
         source = projections(attention)
         return cls(copy_linear(source.v), copy_linear(source.out), config)
 
-    def forward(self, x: Tensor, mask: Tensor | None = None, gates=None, skip=None) -> Mixed:
+    def mix(self, x: Tensor, mask: Tensor | None = None, gates=None, skip=None) -> Mixed:
         v = blank_padding(self.v(x), mask).transpose(1, 2)  # (B, D, T)
-        v = F.conv1d(v, self.kernel.unsqueeze(1), padding=self.reach[0], groups=v.shape[1])
+        v = F.conv1d(v, self.kernel.unsqueeze(1), padding=self.kernel.shape[1] // 2, groups=v.shape[1])
         return Mixed(blank_padding(self.out(v.transpose(1, 2)), mask))
 
     def mflop_per_frame(self) -> float:
@@ -110,7 +110,7 @@ class DynConv(Mixer):
     def from_attention(cls, attention, config):
         return cls(projections(attention), config)
 
-    def forward(self, x: Tensor, mask: Tensor | None = None, gates=None, skip=None, plain: bool = False) -> Mixed:
+    def mix(self, x: Tensor, mask: Tensor | None = None, gates=None, skip=None, plain: bool = False) -> Mixed:
         x = blank_padding(x, mask)
         v = blank_padding(self.value(x), mask).unflatten(-1, (self.heads, -1))  # (B, T, H, E)
         weight = self.taps(x).float().unflatten(-1, (self.heads, -1)).softmax(-1)  # (B, T, H, taps)
@@ -122,7 +122,7 @@ class DynConv(Mixer):
         return Mixed(blank_padding(self.out(y.flatten(2)), mask))
 
     def definition(self, x: Tensor, mask: Tensor | None = None) -> Mixed:
-        return self(x, mask, plain=True)
+        return self.mix(x, mask, plain=True)
 
     def mflop_per_frame(self) -> float:
         dim, taps = self.out.in_features, self.taps.out_features // self.heads
@@ -152,7 +152,7 @@ class Summary(Mixer):
     def from_attention(cls, attention, config):
         return cls(projections(attention))
 
-    def forward(self, x: Tensor, mask: Tensor | None = None, gates=None, skip=None) -> Mixed:
+    def mix(self, x: Tensor, mask: Tensor | None = None, gates=None, skip=None) -> Mixed:
         own = valid_frames(x, mask).sum(1).clamp(min=1)[:, None, None]
         summary = blank_padding(F.gelu(self.summary(x)), mask).sum(1, keepdim=True, dtype=torch.float32) / own
         y = self.out(F.gelu(self.local(x))) + self.out_summary(summary.to(x.dtype))

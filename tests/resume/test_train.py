@@ -182,6 +182,15 @@ def test_two_processes_agree_with_one(tmp_path):
         torch.testing.assert_close(theirs[name], mine[name], rtol=1e-5, atol=1e-5)
 
 
+def test_bf16_trains_much_the_same(tmp_path):
+    exact, half = (config_for(tmp_path, p, precision=p, steps=5, eval_every=0) for p in ("fp32", "bf16"))
+    for config in (exact, half):
+        run_script("run_train.py", config)
+    first, second = (np.array(list(records(c, "loss").values())) for c in (exact, half))
+    assert not np.array_equal(first, second)
+    np.testing.assert_allclose(second, first, rtol=0.02)
+
+
 def test_shards_that_appear_are_heard_and_what_cannot_be_learnt_is_listed(tmp_path):
     config = config_for(tmp_path, "grown", max_minutes=1e-9, log_every=6, eval_every=0, steps=30)
     (tmp_path / "made" / "a.npz").unlink()

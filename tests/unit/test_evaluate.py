@@ -76,7 +76,7 @@ def test_figures(bank, family):
     assert found.checked == 10
     assert found.largest_difference < 1e-4
     assert found.audio_seconds == pytest.approx(sum(SECONDS))
-    assert found.real_time_factor == found.audio_seconds / found.wall_seconds
+    assert found.real_time_factor == found.wall_seconds / found.audio_seconds
     assert seen[-1] == (10, 10)
     assert model.training  # left as it was
     bank.texts[4] += " more words"

@@ -10,7 +10,7 @@ import soundfile
 import torch
 
 from lpa.augment import noise_bank
-from lpa.data import AudioBank
+from lpa.data import AudioBank, Source
 from lpa.feed import Feed
 from lpa.recipe import TrainConfig
 from lpa.tokens import Tokens
@@ -71,17 +71,15 @@ def test_padding_stops_at_the_longest_a_model_takes(bank):
 
 
 def test_what_joins_the_bank_joins_the_feed(bank, tmp_path):
-    feed = Feed(bank, Tokens(), CPU)
+    grown = AudioBank([bank.sources[0], Source(str(tmp_path / "shards"), [], [], packed=True)])
+    feed = Feed(grown, Tokens(), CPU)
     before = len(feed.audio)
     clip = np.arange(6000, dtype=np.int16)
-    more = AudioBank([bank.sources[0]])
-    more.sources[0].packed, more.sources[0].spec = True, str(tmp_path / "shards")
     (tmp_path / "shards").mkdir()
     np.savez(tmp_path / "shards" / "a.npz", audio=clip, lengths=np.array([6000]), text=np.array(["ten"]))
-    feed.bank = more
-    more.extend()
+    grown.extend()
     feed.refresh()
     assert len(feed.audio) == before + 6000
-    audio, _ = feed.clean(np.array([3]))
-    torch.testing.assert_close(audio[0], torch.from_numpy(clip).float() / 32768)
-    assert feed._targets(np.array([3]))[0].tolist() == Tokens().encode("ten")
+    batch = feed.batch(TrainConfig(family="whisper"), frames, noise_bank(0, CPU), 0, np.array([3]), 0, 1)
+    torch.testing.assert_close(batch.audio[0, :6000], torch.from_numpy(clip).float() / 32768)
+    assert batch.targets[0].tolist() == Tokens().encode("ten")

@@ -1,3 +1,4 @@
+import io
 import json
 
 import pytest
@@ -36,9 +37,9 @@ def test_describe_every_mixer(mixer):
 def test_render(case):
     model = make(case)
     swap(model, 0, "conv")
-    console = Console(width=120, record=True, quiet=False, file=open("/dev/null", "w"))  # noqa: SIM115
+    console = Console(width=120, file=io.StringIO())
     console.print(render(describe(model)))
-    text = console.export_text()
+    text = console.file.getvalue()
     assert "1 of 2 attention layers replaced" in text
     assert "−15 +15" in text
     assert "all of them" in text

@@ -1,0 +1,147 @@
+"""One clock. Every figure in a table came through `measure`: baseline and candidates interleaved in one run."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from .errors import LpaError
+
+
+def measure(
+    runs: dict[str, Callable[[], Any]], rounds: int, sync: Callable[[], None] = lambda: None
+) -> dict[str, list[float]]:
+    """Seconds of every run in every round. One round calls each once, so that a slow spell of the machine hits all alike."""
+    for run in runs.values():
+        run()  # warm-up: memory, threads, kernels
+    seconds: dict[str, list[float]] = {name: [] for name in runs}
+    for _ in range(rounds):
+        for name, run in runs.items():
+            sync()
+            start = time.perf_counter()
+            run()
+            sync()
+            seconds[name].append(time.perf_counter() - start)
+    return seconds
+
+
+@dataclass(frozen=True)
+class LayerRow:
+    frames: int
+    mixer: str
+    median_ms: float
+    low_ms: float  # quartiles: the spread
+    high_ms: float
+    speedup: float  # median over the rounds of attention's time / this one's, round by round
+    mflop_per_frame: float
+
+
+# the rows of the layer table: name -> (mixer, what differs from its defaults)
+LAYER_ROWS: dict[str, tuple[str, dict[str, Any]]] = {
+    "lpa": ("lpa", {}),
+    "lpa-hard": ("lpa", {"hard": True}),
+    "anchored": ("anchored", {}),
+    "ladder": ("ladder", {}),
+    "pyramid": ("pyramid", {}),
+    "window": ("window", {}),
+    "dynconv": ("dynconv", {}),
+    "conv": ("conv", {}),
+    "summary": ("summary", {}),
+}
+
+
+def bench_layer(
+    frames: tuple[int, ...] = (500, 6000),
+    dim: int = 768,
+    heads: int = 12,
+    rounds: int = 15,
+    mixers: tuple[str, ...] = (),
+    device: str = "cpu",
+    dtype: str = "float32",
+    plain: bool = False,
+) -> list[LayerRow]:
+    """One layer of every mixer against attention on the framework's best kernel, projections included, forward only."""
+    import torch
+
+    from . import mixers as registry
+    from .errors import choose
+
+    names = mixers or tuple(LAYER_ROWS)
+    for name in names:
+        choose(name, LAYER_ROWS, "row")
+    if min(frames, default=0) < 1:
+        raise LpaError("frames must be positive; try --frames 500 --frames 6000")
+    torch.manual_seed(0)
+    source = random_attention(dim, heads)
+    layers: dict[str, torch.nn.Module] = {"attention": registry.Attention.from_attention(source)}
+    for name in names:
+        mixer, config = LAYER_ROWS[name]
+        layers[name] = registry.build(mixer, source, config)
+    kind = getattr(torch, dtype)
+    layers = {name: layer.to(device, kind).eval() for name, layer in layers.items()}
+    rows = []
+    with torch.inference_mode():
+        for count in frames:
+            x = torch.randn(1, count, dim, device=device, dtype=kind)
+            runs: dict[str, Callable[[], Any]] = {
+                name: (lambda layer=layer: layer(x)) for name, layer in layers.items()
+            }
+            if plain:
+                runs["lpa-plain"] = lambda: layers["lpa"].definition(x)
+            sync = torch.cuda.synchronize if device.startswith("cuda") else lambda: None
+            seconds = measure(runs, rounds, sync)
+            base = seconds["attention"]
+            for name, times in seconds.items():
+                low, median, high = statistics.quantiles(times, n=4) if len(times) > 1 else (times[0],) * 3
+                ratio = statistics.median(a / b for a, b in zip(base, times, strict=True))
+                flop = (
+                    attention_mflop(dim, count)
+                    if name == "attention"
+                    else layers[name.removesuffix("-plain")].mflop_per_frame()
+                )
+                rows.append(
+                    LayerRow(
+                        count, name, *(round(1e3 * t, 3) for t in (median, low, high)), round(ratio, 2), round(flop, 2)
+                    )
+                )
+    return rows
+
+
+def attention_mflop(dim: int, frames: int) -> float:
+    """Million operations a frame of full attention over that many frames."""
+    return (8 * dim * dim + 4 * dim * frames) / 1e6
+
+
+def random_attention(dim: int, heads: int):
+    """An attention with fresh weights, in the shape every family has it."""
+    from torch import nn
+
+    attention = nn.Module()
+    attention.num_heads = heads
+    for name in ("q_proj", "k_proj", "v_proj", "out_proj"):
+        attention.add_module(name, nn.Linear(dim, dim))
+    return attention
+
+
+def layer_table(rows: list[LayerRow]):
+    from rich.table import Table
+
+    table = Table(title="One layer, forward, against attention in the same run")
+    for name in ("frames", "mixer", "median ms", "quartiles", "speed-up", "MFLOP a frame"):
+        table.add_column(name, justify="left" if name == "mixer" else "right")
+    for last, row in zip([None, *rows], rows, strict=False):
+        if last and last.frames != row.frames:
+            table.add_section()
+        spread = f"{row.low_ms:.1f}–{row.high_ms:.1f}"
+        table.add_row(
+            str(row.frames),
+            row.mixer,
+            f"{row.median_ms:.1f}",
+            spread,
+            f"{row.speedup:.2f}×",
+            f"{row.mflop_per_frame:.2f}",
+        )
+    return table
