@@ -136,6 +136,7 @@ class Pyramid(QueryMixer):
     """
 
     Config = PyramidConfig
+    AT_ONCE = 32
     widths: Tensor
     piece_means: Tensor
 
@@ -185,16 +186,22 @@ class Pyramid(QueryMixer):
         batch, frames, _ = x.shape
         block = self.config.block
         pad = -frames % block
-        q, kv = self.project(F.pad(blank_padding(x, mask), (0, 0, 0, pad)))
+        x = blank_padding(x, mask)
+        q, kv = self.project(F.pad(x, (0, 0, 0, pad)) if pad else x)
         near = kv.unflatten(1, (-1, block))  # (B, n, block, 2D)
         valid = F.pad(valid_frames(x, mask), (0, pad)).to(torch.float32).view(batch, -1, block, 1)
         cover = self._far_means(valid)  # the share of each far window that is in the recording
         far = [mean / share.clamp(min=1e-6).to(mean) for mean, share in zip(self._far_means(near), cover, strict=True)]
-        keys = torch.cat([near, *far], 2).flatten(0, 1)  # (B·n, P, 2D)
         counts = torch.cat([valid, *cover], 2).squeeze(-1) * self.widths  # (B, n, P)
-        bias = torch.where(counts > 0.5, counts.clamp(min=1).log(), NEVER).flatten(0, 1)[:, None, None]
-        y = self.attend(q.reshape(-1, block, q.shape[-1]), keys, bias)
-        return Mixed(blank_padding(self.out(unblock(y, batch, frames)), mask))
+        bias = torch.where(counts > 0.5, counts.clamp(min=1).log(), NEVER)[..., None, None, :]
+        q = q.unflatten(1, (-1, block))
+        together = self.AT_ONCE if x.device.type == "cpu" else q.shape[1]  # key lists that stay in the cache
+        y = [
+            self.attend(q[:, part].flatten(0, 1), torch.cat([p[:, part] for p in (near, *far)], 2).flatten(0, 1), b.flatten(0, 1))
+            for part, b in ((slice(at, at + together), bias[:, at : at + together]) for at in range(0, q.shape[1], together))
+        ]
+        y = torch.cat([piece.unflatten(0, (batch, -1)) for piece in y], 1)
+        return Mixed(blank_padding(self.out(y.flatten(1, 2)[:, :frames]), mask))
 
     def _far_means(self, blocks: Tensor) -> list[Tensor]:
         """blocks (B, n, block, C) → the means of every block's far windows, in the order of `windows`: a list of (B, n, ·, C).

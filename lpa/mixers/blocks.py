@@ -24,9 +24,11 @@ def key_blocks(x: Tensor, block: int, reach: int) -> Tensor:
     Samples lie one behind the other with `reach` blank frames before each, so that all blocks of the batch have one stride.
     """
     batch, frames, width = x.shape
-    rows = block_count(frames, block, reach) * block
-    flat = x.new_zeros(batch * rows + 2 * reach, width)
-    flat[: batch * rows].view(batch, rows, width)[:, reach : reach + frames] = x
+    blank = x.new_zeros(block_count(frames, block, reach) * block - frames, width)  # what parts two samples
+    pieces = [blank[:reach]]
+    for sample in x:
+        pieces += [sample, blank]
+    flat = torch.cat([*pieces, blank[:reach]])  # one copy, nothing written twice
     return flat.unfold(0, block + 2 * reach, block).transpose(1, 2)
 
 

@@ -140,10 +140,9 @@ class LPA(Mixer):
         if self.in_frame:
             w_frame = w_frame * scale.unsqueeze(-1)
             frames = self._frame_pulses(x, valid, w_frame if a_frame is None else w_frame * a_frame, plain)
-            frames = F.linear(frames.flatten(2), self.out.weight)
-            y = frames if y is None else y + frames
+            frames = frames.flatten(2)
+            y = self.out(frames) if y is None else y + F.linear(frames, self.out.weight)
         assert y is not None
-        y = y + self.out.bias
         if self.skip is not None and skip is not None:
             y = y + self.skip * skip
         return Mixed(blank_padding(y, mask), passed)
@@ -183,8 +182,7 @@ class LPA(Mixer):
         v = self.value(x).unflatten(-1, (self.heads, -1))  # (B, T, H, E)
         mean = torch.einsum("bthp,bthe->bhpe", gate.to(x.dtype), v)
         mean = mean / gate.sum(1).clamp(min=EPS).unsqueeze(-1).to(x.dtype)
-        y = torch.einsum("bthp,bhpe->bthe", spread, mean).flatten(2)
-        return F.linear(y, self.out.weight)
+        return self.out(torch.einsum("bthp,bhpe->bthe", spread, mean).flatten(2))
 
     def _recording_folded(
         self, x: Tensor, valid: Tensor, gate: Tensor, spread: Tensor, passed: Tensor | None
@@ -198,7 +196,7 @@ class LPA(Mixer):
         value = self.value.weight.unflatten(0, (self.heads, -1))  # (H, E, D)
         out = self.out.weight.T.unflatten(0, (self.heads, -1))  # (H, E, D)
         pulses = mean @ value.transpose(1, 2) + self.value.bias.unflatten(0, (self.heads, 1, -1))  # (B, H, P, E)
-        return spread.flatten(2) @ (pulses @ out).flatten(1, 2)  # (B, T, N) @ (B, N, D)
+        return torch.baddbmm(self.out.bias, spread.flatten(2), (pulses @ out).flatten(1, 2))  # (B, T, N) @ (B, N, D)
 
     def _prefix_means(self, x: Tensor, valid: Tensor, gate: Tensor, passed: Tensor | None) -> Tensor:
         """Pulse means of hard gates: two prefix-sum reads for every run of frames; positional gates by their masks."""

@@ -44,9 +44,9 @@ class Aperiodic(nn.Module):
     def describe(self, x: Tensor, passed: Tensor | None) -> Tensor:
         """h (B, T, D/2): causal depthwise convolution, MLP, and what the layer before passed on."""
         taps = self.kernel.shape[1]
-        frames = F.pad(x, (0, 0, taps - 1, 0)).transpose(1, 2).unsqueeze(2)  # as an image with channels last: no copy
-        kernel = self.kernel[:, None, None].to(x.dtype)
-        h = self.mlp(F.conv2d(frames, kernel, groups=x.shape[2]).squeeze(2).transpose(1, 2))
+        image = x.transpose(1, 2).unsqueeze(2)  # one row of pixels, channels last: no copy
+        image = F.conv2d(image, self.kernel[:, None, None].to(x.dtype), padding=(0, taps - 1), groups=x.shape[2])
+        h = self.mlp(image.squeeze(2).transpose(1, 2)[:, : x.shape[1]])
         if self.context is not None and passed is not None:
             missing = self.context.in_features - passed.shape[1]  # layers may differ in their number of pulses
             passed = F.pad(passed, (0, missing)) if missing > 0 else passed[:, : self.context.in_features]
@@ -100,7 +100,7 @@ class Periodic(nn.Module):
 
     def predict(self, x: Tensor, valid: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Period in frames, phase in cycles, duty cycle: each (B, N) in float64, since an error in a period adds up."""
-        mean = x.sum(1, dtype=torch.float64) / valid.sum(1, keepdim=True).clamp(min=1)
+        mean = x.sum(1, dtype=torch.float32).double() / valid.sum(1, keepdim=True).clamp(min=1)
         raw = F.linear(mean, self.shape.weight.double(), self.shape.bias.double())
         period, phase, duty = raw.chunk(3, -1)
         return 2 ** (F.softplus(period) + 2), phase / (2 * math.pi), duty.sigmoid()
