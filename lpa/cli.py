@@ -116,11 +116,13 @@ def train(
 def import_whisper(
     ggml: Annotated[Path, typer.Argument(help="A whisper.cpp model file, e.g. ggml-base.en.bin.")],
     out: Annotated[Path, typer.Argument(help="Model folder to write.")],
+    settings: Annotated[list[str] | None, typer.Option("--set", help="key=value of the model, e.g. mel_floor=-7.0.")] = None,
 ) -> None:
     """Make a model folder of a Whisper encoder with a fresh CTC head."""
     from .ggml import import_whisper as run
+    from .recipe import parse
 
-    print(run(ggml, out))
+    print(run(ggml, out, settings=dict(map(parse, settings or []))))
 
 
 @app.command()

@@ -185,19 +185,25 @@ def settle(config: TrainConfig, folder: Path) -> None:
 
 
 def _override(data: dict[str, Any], text: str) -> None:
-    """Put one `key=value` or `table.key=value` into the TOML data; a value that is no TOML is a string."""
-    key, equals, value = text.partition("=")
-    if not equals or not key.strip():
-        raise LpaError(f"--set {text}: write key=value")
+    """Put one `key=value` or `table.key=value` into the TOML data."""
+    key, value = parse(text)
     *tables, name = (part.strip() for part in key.split(".", 1))
     for table in tables:
         data = data.setdefault(table, {})
         if not isinstance(data, dict):
             raise LpaError(f"--set {text}: {table} is no table")
+    data[name] = value
+
+
+def parse(text: str) -> tuple[str, Any]:
+    """`key=value` of a --set, the value as TOML has it; what is no TOML is a string."""
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise LpaError(f"--set {text}: write key=value")
     try:
-        data[name] = tomllib.loads(f"value = {value}")["value"]
+        return key.strip(), tomllib.loads(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:
-        data[name] = value
+        return key.strip(), value
 
 
 def _build(cls: Any, data: dict[str, Any], source: str) -> Any:

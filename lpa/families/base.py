@@ -38,14 +38,16 @@ def padding_mask(lengths: Tensor | None, frames: int) -> Tensor | None:
     """own_frames, or None where nothing is padded: without a mask SDPA can take its fastest kernel."""
     if lengths is None:
         return None
-    if not is_tracing() and bool((lengths >= frames).all()):
+    if may_look(lengths) and bool((lengths >= frames).all()):
         return None
     return own_frames(lengths, frames)
 
 
-def is_tracing() -> bool:
-    """Whether a graph is being recorded, in which there can be no branch on values."""
-    return torch.compiler.is_compiling() or torch.compiler.is_exporting()
+def may_look(values: Tensor) -> bool:
+    """Whether values may be read: not while a graph is recorded, nor in training off the CPU, where it would wait."""
+    if torch.compiler.is_compiling() or torch.compiler.is_exporting():
+        return False
+    return values.device.type == "cpu" or not torch.is_grad_enabled()
 
 
 def attendable(mask: Tensor) -> Tensor:
@@ -231,6 +233,6 @@ def check_audio(audio: Tensor, lengths: Tensor | None, shortest: int) -> Tensor:
         return torch.full((rows,), samples, device=audio.device)
     if lengths.shape != (rows,):
         raise LpaError(f"lengths are {tuple(lengths.shape)} for {rows} recordings; give one number each")
-    if not is_tracing() and bool(((lengths < 0) | (lengths > samples)).any()):
+    if may_look(lengths) and bool(((lengths < 0) | (lengths > samples)).any()):
         raise LpaError(f"lengths {lengths.tolist()} do not fit {samples} samples of audio")
     return lengths.to(audio.device, torch.int64)

@@ -1,0 +1,5 @@
+"""`python -m lpa` is the `lpa` command."""
+
+from .cli import main
+
+main()
