@@ -80,7 +80,7 @@ def bench_layer(
     for name in names:
         mixer, config = LAYER_ROWS[name]
         layers[name] = registry.build(mixer, source, config)
-    kind = getattr(torch, dtype)
+    kind = choose(dtype, {k: getattr(torch, k) for k in ("float32", "bfloat16", "float16")}, "dtype")
     layers = {name: layer.to(device, kind).eval() for name, layer in layers.items()}
     rows = []
     with torch.inference_mode():

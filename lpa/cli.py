@@ -64,7 +64,7 @@ def evaluate(
     data: Annotated[str, typer.Option(help="LibriSpeech folder, JSONL manifest, packed shards or hf:NAME:SPLIT.")],
     limit: Annotated[int | None, typer.Option(min=1, help="Only this many utterances.")] = None,
     out: Annotated[Path | None, typer.Option(help="Write every transcript to this JSONL file.")] = None,
-    batch_seconds: Annotated[float, typer.Option(help="Seconds of audio in a batch.")] = 120.0,
+    batch_seconds: Annotated[float, typer.Option(min=1, help="Seconds of audio in a batch.")] = 120.0,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     speaker: Annotated[list[str] | None, typer.Option(help="Only these speakers.")] = None,
     record: Annotated[bool, typer.Option(help="Add the result to results/evaluate.jsonl.")] = False,
