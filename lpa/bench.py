@@ -6,6 +6,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from .errors import LpaError
@@ -14,7 +15,7 @@ from .errors import LpaError
 def measure(
     runs: dict[str, Callable[[], Any]], rounds: int, sync: Callable[[], None] = lambda: None
 ) -> dict[str, list[float]]:
-    """Seconds of every run in every round. One round calls each once, so that a slow spell of the machine hits all alike."""
+    """Seconds of every run in every round. A round calls each once, so that a slow spell hits all alike."""
     for run in runs.values():
         run()  # warm-up: memory, threads, kernels
     seconds: dict[str, list[float]] = {name: [] for name in runs}
@@ -76,38 +77,34 @@ def bench_layer(
         raise LpaError("frames must be positive; try --frames 500 --frames 6000")
     torch.manual_seed(0)
     source = random_attention(dim, heads)
-    layers: dict[str, torch.nn.Module] = {"attention": registry.Attention.from_attention(source)}
+    layers: dict[str, registry.Mixer] = {"attention": registry.Attention.from_attention(source)}
     for name in names:
         mixer, config = LAYER_ROWS[name]
         layers[name] = registry.build(mixer, source, config)
     kind = choose(dtype, {k: getattr(torch, k) for k in ("float32", "bfloat16", "float16")}, "dtype")
-    layers = {name: layer.to(device, kind).eval() for name, layer in layers.items()}
+    for layer in layers.values():
+        layer.to(device, kind).eval()
+    sync = torch.cuda.synchronize if device.startswith("cuda") else lambda: None
     rows = []
     with torch.inference_mode():
         for count in frames:
             x = torch.randn(1, count, dim, device=device, dtype=kind)
-            runs: dict[str, Callable[[], Any]] = {
-                name: (lambda layer=layer: layer(x)) for name, layer in layers.items()
-            }
-            if plain:
-                runs["lpa-plain"] = lambda: layers["lpa"].definition(x)
-            sync = torch.cuda.synchronize if device.startswith("cuda") else lambda: None
+            runs: dict[str, Callable[[], Any]] = {name: partial(layer, x) for name, layer in layers.items()}
+            cost = {name: layer.mflop_per_frame() for name, layer in layers.items()}
+            cost["attention"] = attention_mflop(dim, count)
+            if plain and isinstance(lpa := layers.get("lpa"), registry.LPA):
+                runs["lpa-plain"] = partial(lpa.definition, x)
+                cost["lpa-plain"] = cost["lpa"] + 4 * dim * dim / 1e6
             seconds = measure(runs, rounds, sync)
-            base = seconds["attention"]
             for name, times in seconds.items():
-                low, median, high = statistics.quantiles(times, n=4) if len(times) > 1 else (times[0],) * 3
-                ratio = statistics.median(a / b for a, b in zip(base, times, strict=True))
-                flop = (
-                    attention_mflop(dim, count)
-                    if name == "attention"
-                    else layers[name.removesuffix("-plain")].mflop_per_frame()
-                )
-                rows.append(
-                    LayerRow(
-                        count, name, *(round(1e3 * t, 3) for t in (median, low, high)), round(ratio, 2), round(flop, 2)
-                    )
-                )
+                ratio = statistics.median(a / b for a, b in zip(seconds["attention"], times, strict=True))
+                low, median, high = (round(1e3 * t, 3) for t in quartiles(times))
+                rows.append(LayerRow(count, name, median, low, high, round(ratio, 2), round(cost[name], 2)))
     return rows
+
+
+def quartiles(values: list[float]) -> list[float]:
+    return statistics.quantiles(values, n=4) if len(values) > 1 else values * 3
 
 
 def attention_mflop(dim: int, frames: int) -> float:
@@ -120,7 +117,7 @@ def random_attention(dim: int, heads: int):
     from torch import nn
 
     attention = nn.Module()
-    attention.num_heads = heads
+    attention.num_heads = heads  # type: ignore[assignment]
     for name in ("q_proj", "k_proj", "v_proj", "out_proj"):
         attention.add_module(name, nn.Linear(dim, dim))
     return attention

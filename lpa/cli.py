@@ -74,7 +74,7 @@ def evaluate(
     from .evaluate import evaluate_folder
 
     result = evaluate_folder(
-        model, data, limit=limit, out=out, batch_seconds=batch_seconds, device=device, speakers=speaker or ()
+        model, data, limit=limit, out=out, batch_seconds=batch_seconds, device=device, speakers=tuple(speaker or ())
     )
     if record:
         from . import records
@@ -116,7 +116,9 @@ def train(
 def import_whisper(
     ggml: Annotated[Path, typer.Argument(help="A whisper.cpp model file, e.g. ggml-base.en.bin.")],
     out: Annotated[Path, typer.Argument(help="Model folder to write.")],
-    settings: Annotated[list[str] | None, typer.Option("--set", help="key=value of the model, e.g. mel_floor=-7.0.")] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="key=value of the model, e.g. mel_floor=-7.0.")
+    ] = None,
 ) -> None:
     """Make a model folder of a Whisper encoder with a fresh CTC head."""
     from .ggml import import_whisper as run

@@ -2,7 +2,7 @@
 
 
 class LpaError(Exception):
-    """Something the user can put right: the message names the thing and says what to do. The CLI prints it as one line."""
+    """Something the user can put right: the message names the thing and says what to do. One line in the CLI."""
 
 
 def choose(name: str, choices, what: str):

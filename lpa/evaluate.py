@@ -175,7 +175,7 @@ def evaluate_folder(
     data: str,
     *,
     limit: int | None = None,
-    out: str | None = None,
+    out: str | Path | None = None,
     batch_seconds: float = 120.0,
     check: int = 16,
     device: str | None = None,

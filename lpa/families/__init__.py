@@ -35,7 +35,10 @@ def load(source: str | Path, *, device: str | torch.device = "cpu", dtype: torch
         raise LpaError(f"{source} has neither plan.json nor config.json; it is no model folder")
     else:
         model = load_pretrained(str(source))
-    return model.to(device=device, dtype=dtype).eval()
+    try:
+        return model.to(device=device, dtype=dtype).eval()
+    except (RuntimeError, AssertionError) as error:
+        raise LpaError(f"cannot use device {str(device)!r} ({str(error).splitlines()[0][:80]}); try cpu") from None
 
 
 def load_pretrained(source: str) -> SpeechModel:

@@ -42,4 +42,15 @@ def build(name: str, attention: nn.Module, config: dict[str, Any] | MixerConfig 
     return cls.from_attention(attention, resolved)
 
 
-__all__ = ["MIXERS", "Attention", "Mixed", "Mixer", "MixerConfig", "Projections", "build", "projections", "resolve"]
+__all__ = [
+    "LPA",
+    "MIXERS",
+    "Attention",
+    "Mixed",
+    "Mixer",
+    "MixerConfig",
+    "Projections",
+    "build",
+    "projections",
+    "resolve",
+]

@@ -30,7 +30,7 @@ class QueryMixer(Mixer):
         with torch.no_grad():
             self.qkv = nn.Parameter(torch.cat([source.q.weight, source.k.weight, source.v.weight]))
             self.q_bias = nn.Parameter(copy_linear(source.q).bias)
-            self.out.bias += source.out.weight @ copy_linear(source.v).bias
+            self.out.bias.add_(source.out.weight @ copy_linear(source.v).bias)
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """x (B, T, D) → queries (B, T, D), keys and values side by side (B, T, 2D)."""
@@ -50,7 +50,7 @@ class QueryMixer(Mixer):
 
 
 class Attention(QueryMixer):
-    """Full attention through the framework's best kernel: the baseline of every table, and no member of the registry."""
+    """Full attention on the framework's best kernel: the baseline of every table, and no member of the registry."""
 
     Config = MixerConfig
 
@@ -75,7 +75,7 @@ class WindowConfig(MixerConfig):
 
 
 class Window(QueryMixer):
-    """Sliding-window attention: every frame attends to `side` frames either side of it. Needs no training to be useful."""
+    """Sliding-window attention: every frame attends to `side` frames either side. Useful before any training."""
 
     Config = WindowConfig
 
@@ -119,20 +119,16 @@ class Window(QueryMixer):
 @dataclass(frozen=True)
 class PyramidConfig(MixerConfig):
     block: int = 16  # frames that share their windows, and see one another frame by frame
-    pieces: tuple[int, ...] = (
-        2,
-        2,
-        4,
-        8,
-    )  # how the block before (and after) is cut, nearest piece first; together one block
+    pieces: tuple[int, ...] = (2, 2, 4, 8)  # how the blocks beside it are cut, nearest piece first; together one block
     steps: tuple[int, ...] = (1, 2, 4, 8)  # widths of the windows beyond that, in blocks
 
 
 class Pyramid(QueryMixer):
     """Queries against the pooled keys of a ladder of windows: fine near the frame, coarse further out.
 
-    A frame sees its own block frame by frame, the blocks beside it in pieces, and beyond them ever wider windows. A window
-    stands for its frames with their mean key and mean value, and counts for as many frames as it holds (log count in the score).
+    A frame sees its own block frame by frame, the blocks beside it in pieces, and beyond them ever wider windows. A
+    window stands for its frames with their mean key and mean value, and counts for as many as it holds (the log of
+    their number in the score).
     """
 
     Config = PyramidConfig
@@ -194,20 +190,22 @@ class Pyramid(QueryMixer):
         far = [mean / share.clamp(min=1e-6).to(mean) for mean, share in zip(self._far_means(near), cover, strict=True)]
         counts = torch.cat([valid, *cover], 2).squeeze(-1) * self.widths  # (B, n, P)
         bias = torch.where(counts > 0.5, counts.clamp(min=1).log(), NEVER)[..., None, None, :]
+        parts = [near, *far]
         q = q.unflatten(1, (-1, block))
         together = self.AT_ONCE if x.device.type == "cpu" else q.shape[1]  # key lists that stay in the cache
-        y = [
-            self.attend(q[:, part].flatten(0, 1), torch.cat([p[:, part] for p in (near, *far)], 2).flatten(0, 1), b.flatten(0, 1))
-            for part, b in ((slice(at, at + together), bias[:, at : at + together]) for at in range(0, q.shape[1], together))
-        ]
-        y = torch.cat([piece.unflatten(0, (batch, -1)) for piece in y], 1)
-        return Mixed(blank_padding(self.out(y.flatten(1, 2)[:, :frames]), mask))
+        done = []
+        for at in range(0, q.shape[1], together):
+            some = slice(at, at + together)
+            keys = torch.cat([part[:, some] for part in parts], 2)  # (B, n', P, 2D)
+            y = self.attend(q[:, some].flatten(0, 1), keys.flatten(0, 1), bias[:, some].flatten(0, 1))
+            done.append(y.view(batch, -1, y.shape[-1]))
+        return Mixed(blank_padding(self.out(torch.cat(done, 1)[:, :frames]), mask))
 
     def _far_means(self, blocks: Tensor) -> list[Tensor]:
-        """blocks (B, n, block, C) → the means of every block's far windows, in the order of `windows`: a list of (B, n, ·, C).
+        """blocks (B, n, block, C) → means of every block's far windows, in the order of `windows`: each (B, n, ·, C).
 
-        Frames outside the recording count as zeros here. Pieces are one small product within each block; wider windows are
-        averages of block means, so their cost hardly counts.
+        Frames outside the recording count as zeros here. Pieces are one small product within each block; wider windows
+        are averages of block means, so their cost hardly counts.
         """
         n, count, span = blocks.shape[1], len(self.config.pieces), sum(self.config.steps)
         pieces = F.pad(self.piece_means.to(blocks.dtype) @ blocks, (0, 0, 0, 0, 1, 1))  # (B, n + 2, 2·count, C)

@@ -57,7 +57,7 @@ def projections(attention: nn.Module) -> Projections:
     found = [getattr(attention, n, None) for n in names]
     if not all(isinstance(p, nn.Linear) for p in found) or not hasattr(attention, "num_heads"):
         raise LpaError(
-            f"{type(attention).__name__} is no attention a mixer can be built from: it needs {', '.join(names)}, num_heads"
+            f"{type(attention).__name__} is no attention to build a mixer from: it needs {', '.join(names)}, num_heads"
         )
     q, k, v, out = found
     return Projections(q, k, v, out, attention.num_heads)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Overlapping blocks of frames as views: the layout that makes bounded reach a few dense products, with no n×n matrix."""
+"""Overlapping blocks of frames as views: with them bounded reach is a few dense products, and no n×n matrix."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ def query_blocks(x: Tensor, block: int, reach: int) -> Tensor:
 
 
 def key_blocks(x: Tensor, block: int, reach: int) -> Tensor:
-    """x (B, T, C) → (B·n, block + 2·reach, C): each block with `reach` frames either side, as views of one copy of x.
+    """x (B, T, C) → (B·n, block + 2·reach, C): blocks with `reach` frames either side, views of one copy of x.
 
-    Samples lie one behind the other with `reach` blank frames before each, so that all blocks of the batch have one stride.
+    Samples lie one behind the other, `reach` blank frames before each, so that all blocks of a batch have one stride.
     """
-    batch, frames, width = x.shape
+    frames, width = x.shape[1:]
     blank = x.new_zeros(block_count(frames, block, reach) * block - frames, width)  # what parts two samples
     pieces = [blank[:reach]]
     for sample in x:
@@ -38,7 +38,7 @@ def unblock(y: Tensor, batch: int, frames: int) -> Tensor:
 
 
 def prefix_sum(x: Tensor) -> Tensor:
-    """(B, T, C) → (B, T + 1, C) in float64: sum of the frames before each position. At an hour float32 is off by a percent."""
+    """(B, T, C) → (B, T + 1, C) in float64 (float32 is percents off at an hour): sum of the frames before."""
     return F.pad(x.double().cumsum(1), (0, 0, 1, 0))
 
 

@@ -7,6 +7,8 @@ multiplies block by block: dense products, no gathers of values, no loop over pu
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -15,7 +17,7 @@ from .blocks import block_count, key_blocks, prefix_sum
 
 
 def rungs(count: int, reach: int) -> list[tuple[int, int]]:
-    """`count` windows [lo, hi) around a frame: the frame itself, then ever wider ones outwards on both sides, up to the reach.
+    """`count` windows [lo, hi) around a frame: the frame itself, then ever wider ones on both sides, up to the reach.
 
     An even count adds the whole reach as its last window.
     """
@@ -25,7 +27,7 @@ def rungs(count: int, reach: int) -> list[tuple[int, int]]:
     for i in range(1, sides + 1):
         edges.append(max(edges[-1] + 1, round(growth**i) + 1))
     windows = [(0, 1)]
-    for near, far in zip(edges, edges[1:], strict=False):
+    for near, far in pairwise(edges):
         windows += [(near, min(far, reach + 1)), (1 - min(far, reach + 1), 1 - near)]
     if count % 2 == 0:
         windows.append((-reach, reach + 1))
@@ -136,7 +138,7 @@ def head_blocks(x: Tensor, block: int, reach: int) -> Tensor:
 
 
 def spread_fixed(lo: Tensor, hi: Tensor, weight: Tensor, reach: int, block: int, taps: int) -> Tensor:
-    """Rows of a band whose windows are fixed: one product with their indicators, shifted by the frame's place in its block."""
+    """Rows of a band of fixed windows: a product with their indicators, shifted by the frame's place in its block."""
     weight = head_blocks(weight, block, reach).flatten(0, 1).transpose(0, 1)  # (block, B·H·n, P)
     j = torch.arange(taps, device=weight.device).view(1, 1, -1)
     i = torch.arange(block, device=weight.device).view(-1, 1, 1) + reach
@@ -145,7 +147,7 @@ def spread_fixed(lo: Tensor, hi: Tensor, weight: Tensor, reach: int, block: int,
 
 
 def spread_edges(lo: Tensor, hi: Tensor, weight: Tensor, reach: int, block: int, taps: int) -> Tensor:
-    """Rows of a band whose windows move: a step up and a step down at each window's edges, then a running sum over the taps."""
+    """Rows of a band of moving windows: a step up and one down at each window's edges, then a running sum over taps."""
     lo, hi, weight = (head_blocks(a, block, reach) for a in (lo, hi, weight))  # (B·H, n, block, P)
     at = torch.arange(block, device=lo.device).view(1, 1, -1, 1) + reach
     steps = lo.new_zeros(*lo.shape[:3], taps + 2)
@@ -155,5 +157,5 @@ def spread_edges(lo: Tensor, hi: Tensor, weight: Tensor, reach: int, block: int,
         steps = steps.scatter_add(3, index, sign * weight * (1 - part))
         steps = steps.scatter_add(3, index + 1, sign * weight * part)
     tap = torch.arange(taps, device=lo.device) - torch.arange(block, device=lo.device).unsqueeze(1)
-    inside = (tap >= 0) & (tap <= 2 * reach)  # past the last edge a running sum leaves its rounding: nothing may leak there
+    inside = (tap >= 0) & (tap <= 2 * reach)  # past the last edge a running sum leaves its rounding; it may not leak
     return (steps.cumsum(3)[..., :taps] * inside).flatten(0, 1)

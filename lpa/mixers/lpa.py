@@ -1,12 +1,12 @@
-"""Learnable Pulse Accumulation: every head lays learned windows (pulses) over time, averages in each, and hands the averages back.
+"""Learnable Pulse Accumulation: a head lays learned windows (pulses) over time, averages in each, hands them back.
 
-With gates g, pulse weights w (softmax over the pulses of a head), amplitudes a, coverage m and output gate o, for each head:
+With gates g, pulse weights w (softmax over a head's pulses), amplitudes a, coverage m and output gate o, for each head:
 
     v̄_p = Σ_t g_p,t W_V x_t / Σ_t g_p,t
     y_t  = W_O [ m_t o_t Σ_p w_p,t g_p,t a_p v̄_p / Σ_p w_p,t g_p,t ] + b_O ,      m_t = 1 − exp(−Σ_p g_p,t)
 
-A pulse anchored to the frame has an average of its own at every frame, and a gate of one. `definition` computes just this;
-`forward` moves both projections into pulse space where they cost nothing, exactly.
+A pulse anchored to the frame has an average of its own at every frame, and a gate of one. `definition` computes just
+this; `forward` moves both projections into pulse space, exactly, where they cost nothing.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class LPA(Mixer):
                 self.gate.weight.zero_()
                 self.gate.bias.fill_(4.0)  # open: σ(4) = 0.98
             if self.aperiodic is not None and c.selective_init:
-                self.aperiodic.mlp[0].weight.copy_(source.q.weight[: dim // 2])
+                self.aperiodic.mlp[0].get_parameter("weight").copy_(source.q.weight[: dim // 2])
         self.reach = None if self.in_recording else (c.reach, c.reach)
 
     @classmethod
@@ -161,7 +161,7 @@ class LPA(Mixer):
     def _recording_gates(
         self, x: Tensor, valid: Tensor, passed: Tensor | None, tau: float | None
     ) -> tuple[Tensor, Tensor]:
-        """Gates of the pulses anchored to the recording, and the same with each aperiodic window's tilt: (B, T, H, P)."""
+        """Gates of the pulses anchored to the recording, and the same with each window's tilt: (B, T, H, P)."""
         gates, tilted = [], []
         if self.aperiodic is not None:
             gate, place = self.aperiodic.gates(x, valid, passed, tau)
@@ -234,7 +234,7 @@ class LPA(Mixer):
     def mflop_per_frame(self) -> float:
         c, dim = self.config, self.value.in_features
         pulses = c.heads * (self.in_recording + self.in_frame)
-        flop = 2 * dim * (pulses if self.weight is not None else 0) + 2 * dim * c.heads * (self.gate is not None)
+        flop: float = 2 * dim * (pulses if self.weight is not None else 0) + 2 * dim * c.heads * (self.gate is not None)
         flop += (
             4 * dim * c.heads * self.in_recording
         )  # pooling and broadcasting; the folded projections cost nothing a frame

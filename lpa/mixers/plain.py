@@ -1,4 +1,4 @@
-"""Rivals that show what mixing is worth: none (a bias), convolution with fixed and with predicted taps, SummaryMixing."""
+"""Rivals that show what mixing is worth: none (a bias), convolution with fixed or predicted taps, SummaryMixing."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class DynConvConfig(MixerConfig):
 
 
 class DynConv(Mixer):
-    """Dynamic convolution (Wu et al. 2019): each head's taps are a softmax predicted from the frame they are centred on."""
+    """Dynamic convolution (Wu et al. 2019): each head's taps are a softmax predicted from the frame in their middle."""
 
     Config = DynConvConfig
     BLOCK = 64
@@ -96,7 +96,7 @@ class DynConv(Mixer):
         super().__init__()
         split_heads(source.dim, config.heads)
         self.heads = config.heads
-        side = one_side(config.taps)
+        self.side = side = one_side(config.taps)
         self.reach = (side, side)
         self.value, self.out = copy_linear(source.v), copy_linear(source.out)
         self.taps = nn.Linear(source.dim, config.heads * config.taps).to(source.out.weight)
@@ -118,7 +118,7 @@ class DynConv(Mixer):
         if plain:
             y = pool_frames(v, lo, hi, weight)
         else:
-            y = pool_band(v, [(self.frames, lo, hi, weight)], self.reach[0], self.BLOCK)
+            y = pool_band(v, [(self.frames, lo, hi, weight)], self.side, self.BLOCK)
         return Mixed(blank_padding(self.out(y.flatten(2)), mask))
 
     def definition(self, x: Tensor, mask: Tensor | None = None) -> Mixed:
@@ -126,7 +126,7 @@ class DynConv(Mixer):
 
     def mflop_per_frame(self) -> float:
         dim, taps = self.out.in_features, self.taps.out_features // self.heads
-        band = 2 * (self.BLOCK + 2 * self.reach[0]) * (dim + self.heads * taps)
+        band = 2 * (self.BLOCK + 2 * self.side) * (dim + self.heads * taps)
         return (4 * dim * dim + 2 * dim * self.heads * taps + band) / 1e6
 
 

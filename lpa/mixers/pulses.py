@@ -1,8 +1,8 @@
 """The gate families anchored to the recording: aperiodic, periodic, positional. Soft while training, hard at inference.
 
-A family says how strongly each of its N = heads · count pulses covers each frame: gates (B, T, N) in float32. Whatever is one number
-a pulse (centre, width, period, phase) is kept in float64, and positions are whole numbers counted from the pulse's own
-centre: at frame 180,000 float32 places nothing better than a sixtieth of a frame, and bf16 cannot even count.
+A family says how strongly each of its N = heads · count pulses covers each frame: gates (B, T, N) in float32. What is
+one number a pulse (centre, width, period, phase) is kept in float64, and positions are whole numbers counted from the
+pulse's own centre: at frame 180,000 float32 places nothing better than a sixtieth of a frame, and bf16 cannot count.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ class Positional(nn.Module):
 
 
 def segment_sums(x: Tensor, segments: Segments) -> tuple[Tensor, Tensor]:
-    """Sum of x (B, T, D) over every pulse's runs by two reads of a prefix sum each: (B, N, D), and the frames in it (B, N)."""
+    """Sum of x (B, T, D) over each pulse's runs, two reads of a prefix sum each: (B, N, D); and its frames (B, N)."""
     frames = x.shape[1]
     start, end = segments.start.clamp(0, frames), segments.end.clamp(0, frames)
     end = torch.maximum(start, end)

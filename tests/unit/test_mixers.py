@@ -16,7 +16,12 @@ from lpa.mixers.base import MixerConfig, projections
 
 NAMES = sorted(MIXERS)
 TWO_FORMS = [name for name in NAMES if hasattr(MIXERS[name][0], "definition")]
-SMALL = {"anchored": {"reach": 9}, "ladder": {"reach": 9, "heads": 4}, "window": {"side": 5, "block": 4}, "dynconv": {"taps": 7}}
+SMALL = {
+    "anchored": {"reach": 9},
+    "ladder": {"reach": 9, "heads": 4},
+    "window": {"side": 5, "block": 4},
+    "dynconv": {"taps": 7},
+}
 SMALL["pyramid"] = {"block": 4, "pieces": [1, 1, 2], "steps": [1, 3]}
 
 
@@ -117,7 +122,9 @@ def test_bounded_attention_that_reaches_everything_is_attention(heads):
 def test_attention_itself_is_the_textbook_formula():
     source = attention(16, 2)
     x, mask = padded([9, 5], 16)
-    q, k, v = (layer(x).unflatten(-1, (2, 8)).transpose(1, 2) for layer in (source.q_proj, source.k_proj, source.v_proj))
+    q, k, v = (
+        layer(x).unflatten(-1, (2, 8)).transpose(1, 2) for layer in (source.q_proj, source.k_proj, source.v_proj)
+    )
     scores = (q @ k.transpose(-1, -2) / 8**0.5).masked_fill(~mask[:, None, None], -torch.inf)
     expected = source.out_proj((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
     got = Attention.from_attention(source)(x, mask).y
@@ -155,7 +162,9 @@ def test_unknown_names_are_told_the_choices():
         resolve("window", {"sidee": 3})
 
 
-@pytest.mark.parametrize(("name", "config"), [("lpa", {"heads": 3}), ("dynconv", {"heads": 5}), ("ladder", {"heads": 7})])
+@pytest.mark.parametrize(
+    ("name", "config"), [("lpa", {"heads": 3}), ("dynconv", {"heads": 5}), ("ladder", {"heads": 7})]
+)
 def test_heads_that_do_not_divide_the_width(name, config):
     with pytest.raises(LpaError, match="heads do not divide a width of 16"):
         build(name, attention(16, 4), config)

@@ -15,7 +15,9 @@ from lpa.mixers.frames import Anchored, rungs
 from lpa.mixers.lpa import LPAConfig
 from lpa.mixers.pulses import Aperiodic, Periodic, Positional, Segments, segment_sums
 
-COUNTS = st.fixed_dictionaries({f: st.integers(0, 3) for f in ("aperiodic", "periodic", "positional", "anchored", "ladder")})
+COUNTS = st.fixed_dictionaries(
+    {f: st.integers(0, 3) for f in ("aperiodic", "periodic", "positional", "anchored", "ladder")}
+)
 
 
 def layer(**config):
@@ -75,7 +77,9 @@ def test_hard_is_the_limit_of_soft(frames, seed):
     assert (anchor == hard_anchor).all()
     distance = ((torch.arange(frames)[:, None] - anchor).abs() - half).abs()  # of each frame from its window's edge
     away = (distance > 0.02) & clear
-    torch.testing.assert_close(soft[0][away[0] if away.dim() == 3 else away], hard[0][away[0] if away.dim() == 3 else away])
+    torch.testing.assert_close(
+        soft[0][away[0] if away.dim() == 3 else away], hard[0][away[0] if away.dim() == 3 else away]
+    )
     period, phase, duty = periodic.predict(x, valid)
     level = torch.cos(2 * math.pi * (torch.arange(frames)[:, None] / period - phase)) - torch.cos(math.pi * duty)
     away = level.abs() > 0.02
@@ -92,7 +96,9 @@ def test_analytic_segments_are_the_thresholded_cosine(frames, seed):
     x, valid = torch.randn(2, frames, 8), torch.ones(2, frames, dtype=torch.bool)
     period, phase, duty = periodic.predict(x, valid)
     t = torch.arange(frames, dtype=torch.float64)[:, None]
-    level = torch.cos(2 * math.pi * (t / period.unsqueeze(1) - phase.unsqueeze(1))) - torch.cos(math.pi * duty.unsqueeze(1))
+    level = torch.cos(2 * math.pi * (t / period.unsqueeze(1) - phase.unsqueeze(1))) - torch.cos(
+        math.pi * duty.unsqueeze(1)
+    )
     start, end = periodic.segments(x, valid)
     frame = torch.arange(frames).view(1, -1, 1, 1)
     runs = ((frame >= start.unsqueeze(1)) & (frame < end.unsqueeze(1))).sum(-1)
@@ -182,7 +188,9 @@ def test_gates_stay_right_at_an_hour(dtype):
     periodic, positional, aperiodic = Periodic(dim, 6), Positional(6, 16), Aperiodic(dim, 4, 5, 0)
     for tau in (0.5, 0.01):
         exact = periodic.double().gates(x.double(), valid, tau)
-        got = periodic.to(dtype).float().gates(x, valid, tau) if dtype == torch.float32 else periodic.gates(x, valid, tau)
+        got = (
+            periodic.to(dtype).float().gates(x, valid, tau) if dtype == torch.float32 else periodic.gates(x, valid, tau)
+        )
         assert (exact - got).abs().max() < (0.01 if tau == 0.5 else 0.2)
     hard = periodic.gates(x, valid, None)
     assert (hard != periodic.double().gates(x.double(), valid, None)).float().mean() < 1e-4
