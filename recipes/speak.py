@@ -80,6 +80,7 @@ def write(path: Path, **arrays: np.ndarray) -> None:
 
 def work(worker: int, options: argparse.Namespace, network: Path, numbers: list[int], made) -> None:
     """One process: every shard of `numbers` that is not there yet, while the total of seconds is below the limit."""
+    os.nice(15)  # whatever trains beside this goes first
     sentences = (options.text / "sentences.txt").read_text().splitlines()
     with np.load(options.text / "phonemes.npz") as packed:
         phonemes, ends = packed["flat"], np.cumsum(packed["lens"])
