@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ..errors import LpaError
 from .base import Mixed, Mixer, MixerConfig, Projections, blank_padding, copy_linear, projections, split_heads
-from .blocks import key_blocks, query_blocks, unblock, valid_frames, window_means
+from .blocks import key_blocks, query_blocks, remember, unblock, valid_frames, window_means
 
 NEVER = -1e9  # a score no softmax will ever choose; finite, so that a row of nothing but padding stays finite too
 
@@ -141,6 +141,7 @@ class Pyramid(QueryMixer):
         if sum(config.pieces) != config.block or min(config.pieces + config.steps, default=1) < 1:
             raise LpaError(f"pieces {config.pieces} must be positive and add up to the block of {config.block}")
         self.config = config
+        self.covers: dict = {}
         span = config.block * (1 + sum(config.steps))
         self.reach = (span + config.block - 1, span + config.block - 1)
         lo, hi = self.windows()
@@ -185,12 +186,13 @@ class Pyramid(QueryMixer):
         x = blank_padding(x, mask)
         q, kv = self.project(F.pad(x, (0, 0, 0, pad)) if pad else x)
         near = kv.unflatten(1, (-1, block))  # (B, n, block, 2D)
-        valid = F.pad(valid_frames(x, mask), (0, pad)).to(torch.float32).view(batch, -1, block, 1)
-        cover = self._far_means(valid)  # the share of each far window that is in the recording
-        far = [mean / share.clamp(min=1e-6).to(mean) for mean, share in zip(self._far_means(near), cover, strict=True)]
-        counts = torch.cat([valid, *cover], 2).squeeze(-1) * self.widths  # (B, n, P)
-        bias = torch.where(counts > 0.5, counts.clamp(min=1).log(), NEVER)[..., None, None, :]
-        parts = [near, *far]
+        if mask is None:
+            own = x.new_ones(1, frames, dtype=torch.bool)
+            cover, bias = remember(self.covers, (frames, x.device), lambda: self._cover(own, pad))
+            bias = bias.expand(batch, -1, -1, -1, -1)
+        else:
+            cover, bias = self._cover(mask, pad)
+        parts = [near, *(mean / share.to(mean) for mean, share in zip(self._far_means(near), cover, strict=True))]
         q = q.unflatten(1, (-1, block))
         together = self.AT_ONCE if x.device.type == "cpu" else q.shape[1]  # key lists that stay in the cache
         done = []
@@ -200,6 +202,14 @@ class Pyramid(QueryMixer):
             y = self.attend(q[:, some].flatten(0, 1), keys.flatten(0, 1), bias[:, some].flatten(0, 1))
             done.append(y.view(batch, -1, y.shape[-1]))
         return Mixed(blank_padding(self.out(torch.cat(done, 1)[:, :frames]), mask))
+
+    def _cover(self, valid: Tensor, pad: int) -> tuple[list[Tensor], Tensor]:
+        """The share of each far window that is in the recording, and what the number of its frames adds to a score."""
+        own = F.pad(valid, (0, pad)).to(torch.float32).view(len(valid), -1, self.config.block, 1)
+        cover = self._far_means(own)
+        counts = torch.cat([own, *cover], 2).squeeze(-1) * self.widths  # (B, n, P)
+        bias = torch.where(counts > 0.5, counts.clamp(min=1).log(), NEVER)[..., None, None, :]
+        return [share.clamp(min=1e-6) for share in cover], bias
 
     def _far_means(self, blocks: Tensor) -> list[Tensor]:
         """blocks (B, n, block, C) → means of every block's far windows, in the order of `windows`: each (B, n, ·, C).

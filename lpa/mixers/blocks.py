@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -57,3 +60,15 @@ def window_means(x: Tensor, valid: Tensor, lo: Tensor, hi: Tensor) -> tuple[Tens
 def valid_frames(x: Tensor, mask: Tensor | None) -> Tensor:
     """(B, T) bool: the mask, or all true where there is none."""
     return x.new_ones(x.shape[:2], dtype=torch.bool) if mask is None else mask
+
+
+def remember(store: dict, key: Hashable, make: Callable[[], Any]) -> Any:
+    """What `make` gives, made once for a key: for what depends on a recording's length alone. Two lengths are kept."""
+    if torch.compiler.is_compiling() or torch.compiler.is_exporting():
+        return make()  # in a graph the length is not a number yet
+    if key not in store:
+        if len(store) >= 2:
+            store.clear()
+        with torch.inference_mode(False), torch.no_grad():  # of use in training too, whoever asked first
+            store[key] = make()
+    return store[key]

@@ -13,7 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .blocks import block_count, key_blocks, prefix_sum
+from .blocks import key_blocks, prefix_sum, query_blocks, remember, valid_frames
+
+BLOCK = 64  # frames of the band form computed together
 
 
 def rungs(count: int, reach: int) -> list[tuple[int, int]]:
@@ -56,22 +58,56 @@ class Anchored(nn.Module):
         offset = (self.reach - half) * raw[..., 0, :, :].tanh()
         return offset - half, offset + half + 1
 
+    def sizes(self, x: Tensor, mask: Tensor | None, lo: Tensor, hi: Tensor) -> Tensor:
+        return covered(valid_frames(x, mask), lo, hi)
+
+    def rows(self, lo: Tensor, hi: Tensor, weight: Tensor) -> Tensor:
+        """Rows of the band: a step up and one down at each window's edges, then a running sum over the taps."""
+        reach, taps = self.reach, BLOCK + 2 * self.reach
+        lo, hi, weight = (head_blocks(a, reach) for a in (lo, hi, weight))  # (B·H·n, BLOCK, P)
+        at = torch.arange(BLOCK, device=lo.device).unsqueeze(1) + reach
+        steps = lo.new_zeros(*lo.shape[:2], taps + 2)
+        for edge, sign in ((lo, 1.0), (hi, -1.0)):
+            whole = edge.floor()
+            index, part = whole.long() + at, edge - whole
+            steps = steps.scatter_add(2, index, sign * weight * (1 - part))
+            steps = steps.scatter_add(2, index + 1, sign * weight * part)
+        tap = torch.arange(taps, device=lo.device) - at  # past the last edge a running sum leaves its rounding:
+        return steps.cumsum(2)[..., :taps] * (tap.abs() <= reach)  # that may not leak
+
 
 class Ladder(nn.Module):
     """Windows of fixed offset and width. Only their weights follow the content."""
 
     lo: Tensor
     hi: Tensor
+    boxes: Tensor  # (BLOCK, P, taps): each window's indicator, for every place in a block
 
-    def __init__(self, windows: list[tuple[int, int]]):
+    def __init__(self, windows: list[tuple[int, int]], reach: int):
         super().__init__()
         lo, hi = torch.tensor(windows).T
+        tap = torch.arange(BLOCK + 2 * reach) - torch.arange(BLOCK).view(-1, 1, 1) - reach
+        boxes = (tap >= lo.view(1, -1, 1)) & (tap < hi.view(1, -1, 1))
+        self.reach = reach
+        self.counts: dict = {}
+        self.register_buffer("boxes", boxes.float(), persistent=False)
         self.register_buffer("lo", lo.contiguous(), persistent=False)
         self.register_buffer("hi", hi.contiguous(), persistent=False)
 
     def edges(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """As whole numbers in float32, (1, 1, 1, P): the same for every frame and head."""
         return self.lo.float().view(1, 1, 1, -1), self.hi.float().view(1, 1, 1, -1)
+
+    def sizes(self, x: Tensor, mask: Tensor | None, lo: Tensor, hi: Tensor) -> Tensor:
+        if mask is not None:
+            return covered(mask, lo, hi)
+        own = x.new_ones(1, x.shape[1], dtype=torch.bool)
+        return remember(self.counts, (x.shape[1], x.device), lambda: covered(own, lo, hi))
+
+    def rows(self, lo: Tensor, hi: Tensor, weight: Tensor) -> Tensor:
+        """Rows of the band: one product of the weights with the windows' indicators."""
+        blocks = head_blocks(weight, self.reach).transpose(0, 1)  # (BLOCK, B·H·n, P)
+        return torch.bmm(blocks, self.boxes.to(weight.dtype)).transpose(0, 1)
 
 
 def read_prefix(total: Tensor, edge: Tensor) -> Tensor:
@@ -113,49 +149,16 @@ def pool_frames(v: Tensor, lo: Tensor, hi: Tensor, weight: Tensor) -> Tensor:
     return (weight.unsqueeze(-1) * sums).sum(3).to(v.dtype)
 
 
-def pool_band(
-    v: Tensor, windows: list[tuple[Anchored | Ladder, Tensor, Tensor, Tensor]], reach: int, block: int
-) -> Tensor:
+def pool_band(v: Tensor, windows: list[tuple[Anchored | Ladder, Tensor, Tensor, Tensor]], reach: int) -> Tensor:
     """The same numbers block by block. windows: (family, lo, hi, weight) for each family present."""
     batch, frames, heads, _ = v.shape
-    values = key_blocks(v.transpose(1, 2).flatten(0, 1), block, reach)  # (B·H·n, block + 2·reach, E)
-    taps = block + 2 * reach
-    band = None
-    for family, lo, hi, weight in windows:
-        rows = spread_fixed if isinstance(family, Ladder) else spread_edges
-        part = rows(lo, hi, weight, reach, block, taps)  # (B·H·n, block, taps)
-        band = part if band is None else band + part
-    assert band is not None
-    y = torch.bmm(band.to(v.dtype), values)  # (B·H·n, block, E)
+    values = key_blocks(v.transpose(1, 2).flatten(0, 1), BLOCK, reach)  # (B·H·n, taps, E)
+    rows = [family.rows(lo, hi, weight) for family, lo, hi, weight in windows]  # (B·H·n, BLOCK, taps) each
+    band = rows[0] if len(rows) == 1 else torch.stack(rows).sum(0)
+    y = torch.bmm(band.to(v.dtype), values)  # (B·H·n, BLOCK, E)
     return y.reshape(batch, heads, -1, y.shape[-1])[:, :, :frames].transpose(1, 2)
 
 
-def head_blocks(x: Tensor, block: int, reach: int) -> Tensor:
-    """(B, T, H, P) → (B·H, n, block, P), blank at the end, to match key_blocks of (B·H, T, E)."""
-    x = x.transpose(1, 2).flatten(0, 1)
-    rows = block_count(x.shape[1], block, reach) * block
-    return F.pad(x, (0, 0, 0, rows - x.shape[1])).unflatten(1, (-1, block))
-
-
-def spread_fixed(lo: Tensor, hi: Tensor, weight: Tensor, reach: int, block: int, taps: int) -> Tensor:
-    """Rows of a band of fixed windows: a product with their indicators, shifted by the frame's place in its block."""
-    weight = head_blocks(weight, block, reach).flatten(0, 1).transpose(0, 1)  # (block, B·H·n, P)
-    j = torch.arange(taps, device=weight.device).view(1, 1, -1)
-    i = torch.arange(block, device=weight.device).view(-1, 1, 1) + reach
-    boxes = ((j >= i + lo.view(1, -1, 1)) & (j < i + hi.view(1, -1, 1))).to(weight.dtype)  # (block, P, taps)
-    return torch.bmm(weight, boxes).transpose(0, 1)
-
-
-def spread_edges(lo: Tensor, hi: Tensor, weight: Tensor, reach: int, block: int, taps: int) -> Tensor:
-    """Rows of a band of moving windows: a step up and one down at each window's edges, then a running sum over taps."""
-    lo, hi, weight = (head_blocks(a, block, reach) for a in (lo, hi, weight))  # (B·H, n, block, P)
-    at = torch.arange(block, device=lo.device).view(1, 1, -1, 1) + reach
-    steps = lo.new_zeros(*lo.shape[:3], taps + 2)
-    for edge, sign in ((lo, 1.0), (hi, -1.0)):
-        whole = edge.floor()
-        index, part = whole.long() + at, edge - whole
-        steps = steps.scatter_add(3, index, sign * weight * (1 - part))
-        steps = steps.scatter_add(3, index + 1, sign * weight * part)
-    tap = torch.arange(taps, device=lo.device) - torch.arange(block, device=lo.device).unsqueeze(1)
-    inside = (tap >= 0) & (tap <= 2 * reach)  # past the last edge a running sum leaves its rounding; it may not leak
-    return (steps.cumsum(3)[..., :taps] * inside).flatten(0, 1)
+def head_blocks(x: Tensor, reach: int) -> Tensor:
+    """(B, T, H, P) → (B·H·n, BLOCK, P), blank at the end, to match key_blocks of (B·H, T, E)."""
+    return query_blocks(x.transpose(1, 2).flatten(0, 1), BLOCK, reach)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from ..errors import LpaError
 from .base import Mixed, Mixer, MixerConfig, Projections, blank_padding, copy_linear, projections, split_heads
 from .blocks import valid_frames
-from .frames import Anchored, Ladder, covered, pool_band, pool_frames, rungs
+from .frames import BLOCK, Anchored, Ladder, pool_band, pool_frames, rungs
 from .pulses import Aperiodic, Periodic, Positional, segment_sums
 
 EPS = 1e-6
@@ -60,7 +60,6 @@ class LPAConfig(MixerConfig):
 
 class LPA(Mixer):
     Config = LPAConfig
-    BLOCK = 64  # frames of the band form computed together
 
     def __init__(self, source: Projections, config: LPAConfig):
         super().__init__()
@@ -79,7 +78,7 @@ class LPA(Mixer):
         self.periodic = Periodic(dim, c.heads * c.periodic) if c.periodic else None
         self.positional = Positional(c.heads * c.positional, c.bases) if c.positional else None
         self.anchored = Anchored(dim, c.heads, c.anchored, c.reach) if c.anchored else None
-        self.ladder = Ladder(rungs(c.ladder, c.reach)) if c.ladder else None
+        self.ladder = Ladder(rungs(c.ladder, c.reach), c.reach) if c.ladder else None
         self.weight_bias = nn.Parameter(torch.zeros(c.heads * pulses))
         self.weight = nn.Parameter(torch.zeros(c.heads * pulses, dim)) if c.weights != "static" else None
         self.amplitude = nn.Parameter(torch.ones(c.heads, pulses)) if c.amplitudes else None
@@ -139,7 +138,7 @@ class LPA(Mixer):
             )
         if self.in_frame:
             w_frame = w_frame * scale.unsqueeze(-1)
-            frames = self._frame_pulses(x, valid, w_frame if a_frame is None else w_frame * a_frame, plain)
+            frames = self._frame_pulses(x, mask, w_frame if a_frame is None else w_frame * a_frame, plain)
             frames = frames.flatten(2)
             y = self.out(frames) if y is None else y + F.linear(frames, self.out.weight)
         assert y is not None
@@ -218,18 +217,18 @@ class LPA(Mixer):
         counted = torch.cat([n.to(x.dtype) for n in counts], 2).clamp(min=EPS)
         return (torch.cat(sums, 2) / counted.unsqueeze(-1)).flatten(1, 2)
 
-    def _frame_pulses(self, x: Tensor, valid: Tensor, weight: Tensor, plain: bool) -> Tensor:
+    def _frame_pulses(self, x: Tensor, mask: Tensor | None, weight: Tensor, plain: bool) -> Tensor:
         """Σ_p weight · window mean of the values: (B, T, H, E)."""
-        v = blank_padding(self.value(x), valid).unflatten(-1, (self.heads, -1))
+        v = blank_padding(self.value(x), mask).unflatten(-1, (self.heads, -1))
         windows = []
         weights = weight.split([self.config.anchored, self.config.ladder], -1)
         for family, w in zip((self.anchored, self.ladder), weights, strict=True):
             if family is not None:
                 lo, hi = family.edges(x)
-                windows.append((family, lo, hi, w / covered(valid, lo, hi)))
+                windows.append((family, lo, hi, w / family.sizes(x, mask, lo, hi)))
         if plain:
             return torch.stack([pool_frames(v, lo, hi, w) for _, lo, hi, w in windows]).sum(0)
-        return pool_band(v, windows, self.config.reach, self.BLOCK)
+        return pool_band(v, windows, self.config.reach)
 
     def mflop_per_frame(self) -> float:
         c, dim = self.config, self.value.in_features
@@ -243,5 +242,5 @@ class LPA(Mixer):
         flop += 4 * c.bases * c.heads * c.positional
         if self.in_frame:
             flop += 4 * dim * dim + 4 * dim * c.heads * c.anchored
-            flop += 2 * (self.BLOCK + 2 * c.reach) * (dim + c.heads * (c.ladder + 1))
+            flop += 2 * (BLOCK + 2 * c.reach) * (dim + c.heads * (c.ladder + 1))
         return flop / 1e6

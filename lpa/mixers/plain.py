@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ..errors import LpaError
 from .base import Mixed, Mixer, MixerConfig, Projections, blank_padding, copy_linear, projections, split_heads
 from .blocks import valid_frames
-from .frames import Ladder, pool_band, pool_frames
+from .frames import BLOCK, Ladder, pool_band, pool_frames
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,6 @@ class DynConv(Mixer):
     """Dynamic convolution (Wu et al. 2019): each head's taps are a softmax predicted from the frame in their middle."""
 
     Config = DynConvConfig
-    BLOCK = 64
 
     def __init__(self, source: Projections, config: DynConvConfig):
         super().__init__()
@@ -104,7 +103,7 @@ class DynConv(Mixer):
         with torch.no_grad():  # starts as a triangle: near frames count more, as they do in the layers it replaces
             t = torch.arange(-side, side + 1).abs()
             self.taps.bias.copy_((1 - t / (side + 1)).log().repeat(config.heads))
-        self.frames = Ladder([(j, j + 1) for j in range(-side, side + 1)]).to(source.out.weight.device)
+        self.frames = Ladder([(j, j + 1) for j in range(-side, side + 1)], side).to(source.out.weight.device)
 
     @classmethod
     def from_attention(cls, attention, config):
@@ -115,10 +114,7 @@ class DynConv(Mixer):
         v = blank_padding(self.value(x), mask).unflatten(-1, (self.heads, -1))  # (B, T, H, E)
         weight = self.taps(x).float().unflatten(-1, (self.heads, -1)).softmax(-1)  # (B, T, H, taps)
         lo, hi = self.frames.edges(x)
-        if plain:
-            y = pool_frames(v, lo, hi, weight)
-        else:
-            y = pool_band(v, [(self.frames, lo, hi, weight)], self.side, self.BLOCK)
+        y = pool_frames(v, lo, hi, weight) if plain else pool_band(v, [(self.frames, lo, hi, weight)], self.side)
         return Mixed(blank_padding(self.out(y.flatten(2)), mask))
 
     def definition(self, x: Tensor, mask: Tensor | None = None) -> Mixed:
@@ -126,7 +122,7 @@ class DynConv(Mixer):
 
     def mflop_per_frame(self) -> float:
         dim, taps = self.out.in_features, self.taps.out_features // self.heads
-        band = 2 * (self.BLOCK + 2 * self.side) * (dim + self.heads * taps)
+        band = 2 * (BLOCK + 2 * self.side) * (dim + self.heads * taps)
         return (4 * dim * dim + 2 * dim * self.heads * taps + band) / 1e6
 
 

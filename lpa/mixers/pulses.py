@@ -14,6 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .blocks import remember
+
 NEVER = -1e9  # below any score; finite, so that a row of nothing but padding stays finite
 
 
@@ -154,11 +156,8 @@ class Positional(nn.Module):
         """(1, T, N), made once for a length and kept as long as the weights stay as they are."""
         weight, bias = self.waves.weight, self.waves.bias
         key = (frames, length, device, weight._version, bias._version, weight.data_ptr())
-        if key not in self.hard_masks:
-            if len(self.hard_masks) >= 8:
-                self.hard_masks.clear()
-            self.hard_masks[key] = (self.level(frames, torch.tensor([length], device=device)) >= 0).float()
-        return self.hard_masks[key]
+        length_of = torch.tensor([length], device=device)
+        return remember(self.hard_masks, key, lambda: (self.level(frames, length_of) >= 0).float())
 
 
 def segment_sums(x: Tensor, segments: Segments) -> tuple[Tensor, Tensor]:
