@@ -132,7 +132,7 @@ class Pyramid(QueryMixer):
     """
 
     Config = PyramidConfig
-    AT_ONCE = 32
+    AT_ONCE = 64  # blocks whose key lists are laid out together on the CPU: they stay in the cache
     widths: Tensor
     piece_means: Tensor
 
@@ -194,7 +194,7 @@ class Pyramid(QueryMixer):
             cover, bias = self._cover(mask, pad)
         parts = [near, *(mean / share.to(mean) for mean, share in zip(self._far_means(near), cover, strict=True))]
         q = q.unflatten(1, (-1, block))
-        together = self.AT_ONCE if x.device.type == "cpu" else q.shape[1]  # key lists that stay in the cache
+        together = self.AT_ONCE if x.device.type == "cpu" else q.shape[1]
         done = []
         for at in range(0, q.shape[1], together):
             some = slice(at, at + together)
