@@ -102,6 +102,11 @@ def blank_padding(x: Tensor, mask: Tensor | None) -> Tensor:
     return x if mask is None else x.masked_fill(~mask.unsqueeze(-1), 0)
 
 
+def exactly(x: Tensor) -> torch.autocast:
+    """No autocast inside: positions, phases and gates stay float32 whatever the training precision."""
+    return torch.autocast(x.device.type, enabled=False)
+
+
 def split_heads(dim: int, heads: int) -> int:
     """Width of one head, or an error if the heads do not divide the model's width."""
     if heads < 1 or dim % heads:

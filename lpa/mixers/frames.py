@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .base import exactly
 from .blocks import key_blocks, prefix_sum, query_blocks, remember, valid_frames
 
 BLOCK = 64  # frames of the band form computed together
@@ -53,7 +54,9 @@ class Anchored(nn.Module):
 
     def edges(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """lo, hi (B, T, H, P) in float32, counted from the frame itself; −reach ≤ lo < hi ≤ reach + 1."""
-        raw = self.place(x).float().unflatten(-1, (2, self.heads, self.count))
+        with exactly(x):
+            raw = F.linear(x.float(), self.place.weight.float(), self.place.bias.float())
+        raw = raw.unflatten(-1, (2, self.heads, self.count))
         half = self.reach * raw[..., 1, :, :].sigmoid()
         offset = (self.reach - half) * raw[..., 0, :, :].tanh()
         return offset - half, offset + half + 1

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .base import exactly
 from .blocks import remember
 
 NEVER = -1e9  # below any score; finite, so that a row of nothing but padding stays finite
@@ -57,7 +58,9 @@ class Aperiodic(nn.Module):
 
     def locate(self, h: Tensor, valid: Tensor, tau: float | None) -> tuple[Tensor, Tensor, Tensor]:
         """Anchor frame (int64), distance of the centre from it, half-width (float64), each (B, N). tau None: hard."""
-        scores = (h @ self.query.T.to(h.dtype)).float().masked_fill(~valid.unsqueeze(-1), NEVER)  # (B, T, N)
+        with exactly(h):
+            scores = h.float() @ self.query.float().T
+        scores = scores.masked_fill(~valid.unsqueeze(-1), NEVER)  # (B, T, N)
         anchor = scores.argmax(1)
         if tau is None:
             found = h.gather(1, anchor.unsqueeze(-1).expand(-1, -1, h.shape[2]))
@@ -144,7 +147,8 @@ class Positional(nn.Module):
         t = torch.arange(frames, device=lengths.device) / (lengths - 1).clamp(min=1).unsqueeze(1)  # (B, T)
         angle = 2 * math.pi * t.unsqueeze(-1) * torch.arange(1, bases + 1, device=lengths.device)
         waves = torch.cat([angle.sin(), angle.cos()], -1)
-        return F.linear(waves, self.waves.weight.float(), self.waves.bias.float())
+        with exactly(waves):
+            return F.linear(waves, self.waves.weight.float(), self.waves.bias.float())
 
     def gates(self, frames: int, valid: Tensor, tau: float | None) -> Tensor:
         lengths = valid.sum(1)
