@@ -170,6 +170,19 @@ def _names(dim: int, layers: int, mels: int, positions: int) -> dict[str, tuple[
     return names
 
 
+def more_positions(table: np.ndarray, wanted: int) -> np.ndarray:
+    """Whisper's position table (n, D), cut or carried on to `wanted` rows: it is sines and cosines, so it has no end."""
+    dim = table.shape[1]
+    rates = np.exp(-np.log(10000) / (dim // 2 - 1) * np.arange(dim // 2))
+    angles = np.arange(max(wanted, len(table)))[:, None] * rates
+    full = np.concatenate([np.sin(angles), np.cos(angles)], 1).astype(np.float32)
+    if wanted > len(table) and not np.allclose(full[: len(table)], table, atol=2e-3):
+        raise LpaError(
+            f"the position table is not Whisper's sines and cosines: keep max_source_positions at {len(table)}"
+        )
+    return np.concatenate([table, full[len(table) :]])[:wanted]
+
+
 def import_whisper(
     path: Path | str,
     out: Path | str,
@@ -185,9 +198,11 @@ def import_whisper(
 
     file = read(path)
     config, state = _encoder(file, path)
+    config |= settings or {}
+    state["embed_positions.weight"] = more_positions(state["embed_positions.weight"], config["max_source_positions"])
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = families.create("whisper", {**config, **(settings or {})})
+        model = families.create("whisper", config)
     model.encoder.load_state_dict({name: torch.from_numpy(value) for name, value in state.items()}, strict=True)
     filters = model.get_buffer("log_mel.filters").T.numpy()  # (mels, FFT bins)
     if filters.shape != file.mel_filters.shape or not np.allclose(filters, file.mel_filters, atol=1e-5):

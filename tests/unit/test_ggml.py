@@ -200,3 +200,17 @@ def test_real_file():
     expected = reference(encoder, mel, config["encoder_attention_heads"], config["encoder_layers"])
     assert torch.allclose(encode(config, state, mel), expected, atol=1e-3)
     assert np.allclose(file.mel_filters, FILTERS[: config["num_mel_bins"]], atol=1e-5)
+
+
+def test_positions_go_on_for_longer_audio(tmp_path):
+    from transformers.models.whisper.modeling_whisper import sinusoids
+
+    tensors = weights()
+    tensors["encoder.positional_embedding"] = sinusoids(POSITIONS, DIM).numpy().astype(np.float16)
+    path = write(tmp_path, build(tensors))
+    ggml.import_whisper(path, tmp_path / "model", weights="float32", settings={"max_source_positions": 50})
+    table = lpa.load(tmp_path / "model").encoder.embed_positions.weight
+    torch.testing.assert_close(table, sinusoids(50, DIM), atol=1e-3, rtol=0)
+    odd = write(tmp_path, build(weights()))
+    with pytest.raises(LpaError, match="not Whisper's sines and cosines"):
+        ggml.import_whisper(odd, tmp_path / "odd", settings={"max_source_positions": 50})
