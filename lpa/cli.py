@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from . import __version__
+from .convert import commands as conversion
 from .errors import LpaError
 
 app = typer.Typer(
@@ -140,6 +141,36 @@ def compact(
     print(save(load(model), out, weights=weights))
 
 
+@app.command()
+def transcribe(
+    files: Annotated[list[str], typer.Argument(help="Audio files; - is stdin.")],
+    model: Annotated[str, typer.Option(help="Model folder, Hugging Face folder or hub id.")] = "default",
+    backend: Annotated[str | None, typer.Option(help="onnx or torch; onnx where the model has model.onnx.")] = None,
+    form: Annotated[str, typer.Option("--format", help="txt, srt, vtt or json.")] = "txt",
+    out: Annotated[Path | None, typer.Option(help="Write one file each into this folder.")] = None,
+    chunk: Annotated[float | None, typer.Option(help="Hear so many seconds at a time, and not all at once.")] = None,
+) -> None:
+    """Print what is said in audio files, or write it as text, subtitles or JSON with the time of every word."""
+    from .transcribe import transcribe_files
+
+    if transcribe_files(files, model, backend=backend, form=form, out=out, chunk=chunk):
+        raise typer.Exit(1)
+
+
+@app.command()
+def export(
+    model: Annotated[str, typer.Argument(help="Model folder, Hugging Face folder or hub id.")],
+    out: Annotated[Path, typer.Option(help="Folder to write; the model's own will do.")],
+    to: Annotated[str, typer.Option(help="onnx.")] = "onnx",
+    weights: Annotated[str, typer.Option(help="float32 or int8.")] = "float32",
+) -> None:
+    """Write a model for a runtime without torch."""
+    from .errors import choose
+    from .export import TARGETS
+
+    print(choose(to, TARGETS, "export")(model, out, weights=weights))
+
+
 @data_app.command("check")
 def data_check(
     folder: Annotated[str, typer.Argument(help="LibriSpeech folder, JSONL manifest or packed shards.")],
@@ -187,6 +218,9 @@ def bench_layer(
         print(json.dumps([asdict(row) for row in rows]))
     else:
         _console().print(bench.layer_table(rows))
+
+
+conversion.register(app)
 
 
 def _console():

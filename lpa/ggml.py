@@ -171,7 +171,7 @@ def _names(dim: int, layers: int, mels: int, positions: int) -> dict[str, tuple[
 
 
 def more_positions(table: np.ndarray, wanted: int) -> np.ndarray:
-    """Whisper's position table (n, D), cut or carried on to `wanted` rows: it is sines and cosines, so it has no end."""
+    """Whisper's position table (n, D), cut or carried on to `wanted` rows: sines and cosines have no end."""
     dim = table.shape[1]
     rates = np.exp(-np.log(10000) / (dim // 2 - 1) * np.arange(dim // 2))
     angles = np.arange(max(wanted, len(table)))[:, None] * rates

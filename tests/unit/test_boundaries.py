@@ -12,8 +12,14 @@ ROOT = Path(__file__).parents[2]
 NO_TORCH = (
     *("audio", "bench", "cli", "data", "errors", "ggml", "journal"),
     *("plan", "recipe", "records", "score", "sources", "tokens"),
+    *("align", "export", "formats", "run", "run.front", "run.onnx", "transcribe"),
+    *("convert.commands", "convert.config", "convert.order", "convert.planner", "convert.progress"),
 )
-VERBS = ["inspect", "evaluate", "train", "import-whisper", "compact", "data", "data check", "bench", "bench layer"]
+VERBS = [
+    *("inspect", "evaluate", "train", "import-whisper", "compact", "transcribe", "export"),
+    *("data", "data check", "bench", "bench layer"),
+]
+VERBS += ["sweep", "convert", "control", "ablate", "plan"]
 HELP_SECONDS = 0.3
 # A path of one machine, or a host that packages are fetched from.
 PRIVATE = re.compile(
