@@ -171,6 +171,22 @@ def export(
     print(choose(to, TARGETS, "export")(model, out, weights=weights))
 
 
+@app.command()
+def enhance(
+    files: Annotated[list[str], typer.Argument(help="Audio files of any length, rate and number of channels.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write to, one file each.")],
+    model: Annotated[str, typer.Option(help="Model folder, speechbrain folder or hub id.")] = "default",
+    form: Annotated[str | None, typer.Option("--format", help="wav or flac; else as the file is.")] = None,
+    block: Annotated[float, typer.Option(help="Seconds of audio in a block: memory grows with it.")] = 8.0,
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+) -> None:
+    """Take the noise out of speech recordings, block by block, and write them at the rate they have."""
+    from .enhance import enhance_files
+
+    if enhance_files(files, model, out, form=form, block=block, device=device):
+        raise typer.Exit(1)
+
+
 @data_app.command("check")
 def data_check(
     folder: Annotated[str, typer.Argument(help="LibriSpeech folder, JSONL manifest or packed shards.")],

@@ -139,7 +139,7 @@ class TrainConfig:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any], source: str = "recipe") -> TrainConfig:
-        return _build(cls, data, source)
+        return from_plain(cls, data, source)
 
 
 CHOICES = {
@@ -162,7 +162,7 @@ def read(path: str | Path, overrides: Iterable[str] = ()) -> TrainConfig:
     paths = data.get("paths", {})
     paths.update({name: os.environ[f"LPA_{name.upper()}"] for name in paths if f"LPA_{name.upper()}" in os.environ})
     for override in overrides:
-        _override(data, override)
+        put(data, override)
     return TrainConfig.from_dict(data, str(path))
 
 
@@ -184,7 +184,7 @@ def settle(config: TrainConfig, folder: Path) -> None:
     temporary.replace(path)
 
 
-def _override(data: dict[str, Any], text: str) -> None:
+def put(data: dict[str, Any], text: str) -> None:
     """Put one `key=value` or `table.key=value` into the TOML data."""
     key, value = parse(text)
     *tables, name = (part.strip() for part in key.split(".", 1))
@@ -206,7 +206,7 @@ def parse(text: str) -> tuple[str, Any]:
         return key.strip(), value
 
 
-def _build(cls: Any, data: dict[str, Any], source: str) -> Any:
+def from_plain(cls: Any, data: dict[str, Any], source: str) -> Any:
     """A frozen dataclass from plain data: unknown keys and wrong types are errors that name the key."""
     kinds = typing.get_type_hints(cls)
     for key in data:
@@ -220,7 +220,7 @@ def _coerce(value: Any, kind: Any, where: str) -> Any:
     """The value as the field's type, or an error that says what was expected."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if dataclasses.is_dataclass(kind) and isinstance(value, dict):
-        return _build(kind, value, where)
+        return from_plain(kind, value, where)
     if kind is Any:
         return value
     if kind is float and isinstance(value, int | float) and not isinstance(value, bool):

@@ -95,3 +95,32 @@ def _rate(errors: np.ndarray, counts: list[int], seed: int, draws: int) -> tuple
     if not total:
         raise LpaError("the references hold no words; an error rate needs some")
     return 100 * float(errors.sum()) / total, bootstrap(errors, np.array(counts), seed, draws), total
+
+
+# --- audio compared
+
+
+def si_snr(estimate: np.ndarray, reference: np.ndarray) -> float:
+    """Scale-invariant signal-to-noise ratio in dB: the part of the estimate along the reference against all the rest.
+
+    Both (S,); their means do not count. Infinite where nothing is left over.
+    """
+    if estimate.ndim != 1 or estimate.shape != reference.shape or not len(reference):
+        raise LpaError(
+            f"estimate {estimate.shape} and reference {reference.shape} must be alike: (samples,), not empty"
+        )
+    estimate, reference = (a.astype(np.float64) - a.mean(dtype=np.float64) for a in (estimate, reference))
+    power = float(reference @ reference)
+    if not power:
+        raise LpaError("the reference is silent; SI-SNR needs a signal")
+    wanted = (float(estimate @ reference) / power) * reference
+    rest = estimate - wanted
+    signal, noise = float(wanted @ wanted), float(rest @ rest)
+    if not signal:
+        return -np.inf
+    return 10 * float(np.log10(signal / noise)) if noise else np.inf
+
+
+def si_snr_improvement(estimate: np.ndarray, noisy: np.ndarray, reference: np.ndarray) -> float:
+    """SI-SNRi in dB: how much better the estimate is than the noisy recording that it was made from."""
+    return si_snr(estimate, reference) - si_snr(noisy, reference)

@@ -11,12 +11,12 @@ import pytest
 ROOT = Path(__file__).parents[2]
 NO_TORCH = (
     *("audio", "bench", "cli", "data", "errors", "ggml", "journal"),
-    *("plan", "recipe", "records", "score", "sources", "tokens"),
+    *("noise", "plan", "recipe", "records", "score", "sources", "tokens"),
     *("align", "export", "formats", "run", "run.front", "run.onnx", "transcribe"),
     *("convert.commands", "convert.config", "convert.order", "convert.planner", "convert.progress"),
 )
 VERBS = [
-    *("inspect", "evaluate", "train", "import-whisper", "compact", "transcribe", "export"),
+    *("inspect", "evaluate", "train", "import-whisper", "compact", "transcribe", "export", "enhance"),
     *("data", "data check", "bench", "bench layer"),
 ]
 VERBS += ["sweep", "convert", "control", "ablate", "plan"]

@@ -1,0 +1,71 @@
+"""The cumulative ablation: a recipe with everything switched off, then one more switch a row, up to the whole."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from .config import ConvertConfig, read_json, write_json
+from .loop import convert
+
+# what a row adds -> the recipe without it
+SWITCHES: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("selective init, layer norms", {"mixer_config": {"selective_init": False}, "norms": 0.0}),
+    ("alignment", {"align_epochs": 0.0}),
+    ("FFN co-adaptation", {"ffn": 0.0}),
+    ("temperature curriculum", {"tau": None}),  # the end's, all the time
+    (
+        "periodic and positional gates",
+        {"mixer_config": {"aperiodic": 12, "periodic": 0, "positional": 0}},  # as many pulses, all of one type
+    ),
+    ("skips, heads", {"mixer_config": {"skip": False, "heads": 1}}),
+    ("sweep order", {"order": "depth"}),
+)
+
+
+def rows(config: ConvertConfig) -> list[tuple[str, ConvertConfig]]:
+    """(what the row adds, its settings), from naive to the config itself."""
+    names = ["naive", *(f"+ {name}" for name, _ in SWITCHES)]
+    return [(name, without(config, SWITCHES[row:])) for row, name in enumerate(names)]
+
+
+def without(config: ConvertConfig, switches: tuple[tuple[str, dict[str, Any]], ...]) -> ConvertConfig:
+    """The config with these switched off."""
+    for _, off in switches:
+        changes = dict(off)
+        if "mixer_config" in changes:
+            changes["mixer_config"] = {**config.mixer_config, **changes["mixer_config"]}
+        if "tau" in changes:
+            changes["tau"] = (config.tau[1], config.tau[1])
+        config = replace(config, **changes)
+    return config
+
+
+def ablate(config: ConvertConfig, out: Path, record: Path | None = None) -> dict[str, Any] | None:
+    """Convert a row after another into OUT/row-N, then OUT/ablate.json; None where time was up first."""
+    out = Path(out)
+    found: list[dict[str, Any]] = []
+    for number, (name, row) in enumerate(rows(config)):
+        folder = out / f"row-{number}"
+        if convert(row, folder, record) == folder:
+            return None
+        wer = read_json(folder / "result.json")["wer"]
+        before = found[-1]["wer"] if found else None
+        found.append({"row": name, "wer": wer, "points": None if before is None else wer - before})
+    table = {"model": config.model, "layers": config.layers, "seed": config.seed, "rows": found}
+    write_json(out / "ablate.json", table)
+    return table
+
+
+def render(found: dict[str, Any]):
+    """The table for a terminal."""
+    from rich.table import Table
+
+    table = Table(title="each row adds one technique")
+    table.add_column("configuration")
+    table.add_column("WER %", justify="right")
+    table.add_column("points", justify="right")
+    for row in found["rows"]:
+        table.add_row(row["row"], f"{row['wer']:.2f}", "" if row["points"] is None else f"{row['points']:+.2f}")
+    return table

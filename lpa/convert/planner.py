@@ -1,0 +1,138 @@
+"""The cheapest mixer for each layer whose losses, added up, fit a budget; or the least loss at a price."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ..errors import LpaError, choose
+from .config import SweepConfig, write_json
+
+MEASURES = {"wer": "wer_points", "kl": "kl", "relative": "relative"}  # what a layer's loss is -> its name in a sweep
+FRONT = 50_000  # states kept; beyond it only the cheapest of equally heavy ones: feasible still, and hardly dearer
+ATTENTION_SECONDS = 10  # attention's cost a second grows with the recording; it is priced at this length
+
+
+@dataclass(frozen=True)
+class Option:
+    """One thing that could sit in a layer."""
+
+    mixer: str  # "attention": left as it is
+    cost: float  # MFLOP a second of audio
+    loss: float  # never below 0: a layer that happens to gain does not pay for another
+    config: dict[str, Any] | None = None
+
+
+def cheapest(prices: Sequence[Sequence[tuple[float, float]]], limit: float) -> list[int] | None:
+    """One (price, weight) a row, so that weights add up to at most `limit` and prices to the least; None: none fits.
+
+    Exact: row by row, of all sums so far only those that no other beats in both price and weight are kept.
+    """
+    front: list[tuple[float, float, tuple[int, ...]]] = [(0.0, 0.0, ())]  # weight, price, choice
+    for row in prices:
+        sums = [
+            (weight + w, price + p, (*choice, i)) for weight, price, choice in front for i, (p, w) in enumerate(row)
+        ]
+        front = undominated([s for s in sums if s[0] <= limit * (1 + 1e-12)], limit)
+        if not front:
+            return None
+    return list(min(front, key=lambda state: (state[1], state[0]))[2])
+
+
+def undominated(states: list[tuple[float, float, tuple[int, ...]]], limit: float) -> list:
+    """States by weight, each cheaper than all lighter ones."""
+    kept: list[tuple[float, float, tuple[int, ...]]] = []
+    for state in sorted(states):
+        if not kept or state[1] < kept[-1][1]:
+            kept.append(state)
+    if len(kept) <= FRONT:
+        return kept
+    bins = {int(weight / limit * FRONT): (weight, price, choice) for weight, price, choice in kept}
+    return list(bins.values())  # of a bin the last, which is its heaviest and cheapest
+
+
+def plan(options: Sequence[Sequence[Option]], *, loss: float | None = None, cost: float | None = None) -> list[Option]:
+    """One option a layer: the cheapest within a total loss, or the least loss within a total cost."""
+    if (loss is None) == (cost is None):
+        raise LpaError("a plan has one budget: WER points, or MFLOP a second")
+    if loss is not None:
+        chosen = cheapest([[(o.cost, o.loss) for o in row] for row in options], loss)
+    else:
+        assert cost is not None
+        chosen = cheapest([[(o.loss, o.cost) for o in row] for row in options], cost)
+    if chosen is None:
+        least = sum(min(o.cost if loss is None else o.loss for o in row) for row in options)
+        raise LpaError(
+            f"no choice of mixers fits a budget of {loss if cost is None else cost:g}; the least is {least:g}"
+        )
+    return [row[i] for row, i in zip(options, chosen, strict=True)]
+
+
+def make_plan(
+    config: SweepConfig,
+    mixers: Sequence[str],
+    out: Path,
+    *,
+    measure: str = "wer",
+    loss: float | None = None,
+    cost: float | None = None,
+) -> dict[str, Any] | None:
+    """Sweep every mixer as it would be used (into OUT/NAME), choose, write OUT/choice.json; None where time was up."""
+    from .sweep import sweep
+
+    key = choose(measure, MEASURES, "measure")
+    swept = []
+    for name in mixers:
+        settings = replace(config, mixer=name, provision=0, l1=0.0, l2=0.0)
+        found = sweep(settings, Path(out) / name)
+        if found is None:
+            return None
+        swept.append(found["layers"])
+    options = [
+        [attention, *(option(row, key) for row in rows)]
+        for attention, rows in zip(attentions(config.model), zip(*swept, strict=True), strict=True)
+    ]
+    chosen = plan(options, loss=loss, cost=cost)
+    found = describe(chosen, measure, {"loss": loss, "mflop_per_second": cost})
+    write_json(Path(out) / "choice.json", found)
+    return found
+
+
+def option(row: dict[str, Any], key: str) -> Option:
+    if row[key] is None:
+        raise LpaError(f"the sweep of {row['mixer']} has no {key}: the model has no CTC head; use --measure relative")
+    return Option(row["mixer"], row["mflop_per_second"], max(0.0, row[key]), row["config"])
+
+
+def attentions(model: str) -> list[Option]:
+    """What each layer costs as it is."""
+    from ..families import load
+    from ..inspect import attention_mflop
+
+    network = load(model)
+    frames = network.frames(ATTENTION_SECONDS * network.sample_rate)
+    return [Option("attention", attention_mflop(s.dim, frames) * network.frame_rate, 0.0) for s in network.sites()]
+
+
+def describe(chosen: Sequence[Option], measure: str, budget: dict[str, Any]) -> dict[str, Any]:
+    """choice.json: the swaps, easiest first, as `convert --plan` takes them, and what they are predicted to do."""
+    replaced = [(o.loss, i, o) for i, o in enumerate(chosen) if o.mixer != "attention"]
+    swaps = [{"index": i, "mixer": o.mixer, "config": o.config} for _, i, o in sorted(replaced, key=lambda r: r[:2])]
+    predicted = {MEASURES[measure]: sum(o.loss for o in chosen), "mflop_per_second": sum(o.cost for o in chosen)}
+    layers = [{"layer": i, "mixer": o.mixer, "loss": o.loss, "mflop_per_second": o.cost} for i, o in enumerate(chosen)]
+    return {"budget": budget, "measure": measure, "predicted": predicted, "swaps": swaps, "layers": layers}
+
+
+def render(found: dict[str, Any]):
+    """The choice as a table for a terminal."""
+    from rich.table import Table
+
+    totals = ", ".join(f"{name} {value:.4g}" for name, value in found["predicted"].items())
+    table = Table(title=f"predicted: {totals}")
+    for name in ("layer", "mixer", found["measure"], "MFLOP/s of audio"):
+        table.add_column(name, justify="right")
+    for row in found["layers"]:
+        table.add_row(str(row["layer"]), row["mixer"], f"{row['loss']:.4g}", f"{row['mflop_per_second']:.0f}")
+    return table

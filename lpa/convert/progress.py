@@ -1,0 +1,62 @@
+"""The table of a conversion's steps on stderr while it runs: rich on a terminal, else a line a step. No torch."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+
+class Steps:
+    """Steps done, their WER, and how long the rest will take at the pace of this run."""
+
+    def __init__(self, steps: int, active: bool):
+        self.steps, self.active = steps, active
+        self.rows: list[dict[str, Any]] = []
+        self.began, self.before = time.monotonic(), 0
+
+    def add(self, record: dict[str, Any], ran: bool) -> None:
+        """A step that is done; `ran`: now, not in an earlier run."""
+        if not ran:
+            self.began, self.before = time.monotonic(), record["step"]
+        self.rows.append(record)
+        if not self.active:
+            return
+        if sys.stderr.isatty():
+            from rich.console import Console
+
+            Console(stderr=True).print(self.render())
+        else:
+            layers = ", ".join(map(str, record["layers"])) or "none"
+            left = self.left()
+            text = f"step {record['step']}/{self.steps}  layers {layers}  WER {shown(record['wer'])}"
+            print(text + (f"  {left} left" if left else ""), file=sys.stderr, flush=True)
+
+    def left(self) -> str:
+        """Minutes for the steps to come; empty before the first one and after the last."""
+        done = len(self.rows) - 1
+        ran = done - self.before
+        if ran <= 0 or done >= self.steps:
+            return ""
+        return f"{(time.monotonic() - self.began) / ran * (self.steps - done) / 60:.1f} min"
+
+    def render(self):
+        from rich.table import Table
+
+        left = self.left()
+        table = Table(caption=f"{left} left" if left else None)
+        for name in ("step", "layers", "WER %", "seconds", ""):
+            table.add_column(name, justify="right")
+        for row in self.rows:
+            undone = "alignment undone" if any(s["reverted"] for s in row["stages"]) else ""
+            layers = ", ".join(map(str, row["layers"]))
+            table.add_row(f"{row['step']}/{self.steps}", layers, shown(row["wer"]), f"{row['seconds']:.0f}", undone)
+        return table
+
+    def end(self, wer: float | None) -> None:
+        if self.active:
+            print(f"finished: WER {shown(wer)}", file=sys.stderr, flush=True)
+
+
+def shown(wer: float | None) -> str:
+    return "not measured" if wer is None else f"{wer:.2f}"

@@ -1,0 +1,95 @@
+"""The mixers in forms that a graph of a dynamic length can hold: no strides, no loops over blocks, no look at a value.
+
+Each stands for what FORMS names, for recordings without padding, and is tested equal to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from unittest.mock import patch
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..mixers.attention import Pyramid
+from ..mixers.base import Mixed
+from ..mixers.pulses import Positional
+
+
+def block_count(frames: int, block: int, reach: int) -> int:
+    """Rounded up without a negative number: ONNX divides those towards zero."""
+    return (frames + reach + block - 1) // block
+
+
+def key_blocks(x: Tensor, block: int, reach: int) -> Tensor:
+    """x (B, T, C) → (B·n, block + 2·reach, C): a gather, since there are no overlapping views."""
+    frames = x.shape[1]
+    blocks, taps = block_count(frames, block, reach), block + 2 * reach
+    padded = F.pad(x, (0, 0, reach, blocks * block + reach - frames))
+    index = torch.arange(blocks, device=x.device).unsqueeze(1) * block + torch.arange(taps, device=x.device)
+    return padded.index_select(1, index.flatten()).reshape(-1, taps, x.shape[2])
+
+
+def mix_pyramid(self: Pyramid, x: Tensor, mask: Tensor | None = None, gates=None, skip=None) -> Mixed:
+    """All blocks at once: how many there are is not known before the recording is."""
+    frames, block = x.shape[1], self.config.block
+    blocks = (frames + block - 1) // block
+    pad = blocks * block - frames
+    q, kv = self.project(F.pad(x, (0, 0, 0, pad)))
+    near = kv.reshape(1, blocks, block, kv.shape[2])  # (1, n, block, 2D)
+    cover, bias = self._cover(x.new_ones(1, frames, dtype=torch.bool), pad)
+    far = [mean / share for mean, share in zip(self._far_means(near), cover, strict=True)]
+    y = self.attend(q.reshape(blocks, block, q.shape[2]), torch.cat([near, *far], 2)[0], bias[0])
+    return Mixed(self.out(y.reshape(1, blocks * block, y.shape[2])[:, :frames]))
+
+
+def far_means(self: Pyramid, blocks: Tensor) -> list[Tensor]:
+    """All far windows in one tensor (1, n, ·, C): a gather of block means, and one product with constants."""
+    n, c = blocks.shape[1], self.config
+    side = sum(c.steps) + 1  # blocks either side, those cut in pieces among them
+    weights = torch.zeros(2, len(c.steps), 2 * side + 1)
+    edge = 1
+    for row, step in enumerate(c.steps):
+        weights[0, row, side - edge - step : side - edge] = 1 / step
+        weights[1, row, side + edge + 1 : side + edge + 1 + step] = 1 / step
+        edge += step
+    means = F.pad(blocks.mean(2), (0, 0, side, side))  # (1, n + 2·side, C)
+    index = torch.arange(n, device=blocks.device).unsqueeze(1) + torch.arange(2 * side + 1, device=blocks.device)
+    near = means.index_select(1, index.flatten()).reshape(1, n, 2 * side + 1, means.shape[2])
+    before, after = (weights.flatten(0, 1) @ near).split(len(c.steps), 2)
+    pieces = F.pad(self.piece_means @ blocks, (0, 0, 0, 0, 1, 1))  # (1, n + 2, 2·count, C)
+    count = len(c.pieces)
+    return [torch.cat([pieces[:, :n, :count], before, pieces[:, 2:, count:], after], 2)]
+
+
+def positional_gates(self: Positional, frames: int, valid: Tensor, tau: float | None) -> Tensor:
+    """Computed each time: a kept mask would be one length's."""
+    level = self.level(frames, valid.sum(1))
+    return (level >= 0).float() if tau is None else torch.sigmoid(level / tau)
+
+
+def no_padding(lengths: Tensor | None, frames: int) -> None:
+    """The mask of one recording on its own."""
+
+
+FORMS = {
+    "lpa.families.wav2vec2.padding_mask": no_padding,
+    "lpa.families.whisper.padding_mask": no_padding,
+    "lpa.mixers.attention.Pyramid._far_means": far_means,
+    "lpa.mixers.attention.Pyramid.mix": mix_pyramid,
+    "lpa.mixers.attention.key_blocks": key_blocks,
+    "lpa.mixers.blocks.block_count": block_count,  # as query_blocks has it
+    "lpa.mixers.frames.key_blocks": key_blocks,
+    "lpa.mixers.pulses.Positional.gates": positional_gates,
+}
+
+
+@contextmanager
+def onnx_forms() -> Iterator[None]:
+    """Inside, the mixers compute in these forms, for one recording at a time."""
+    with ExitStack() as stack:
+        for place, form in FORMS.items():
+            stack.enter_context(patch(place, form))
+        yield

@@ -1,0 +1,185 @@
+"""`lpa export --to onnx`: a model folder that ONNX Runtime runs, for recordings of any length."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import tempfile
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ..errors import LpaError
+from ..families import load
+from ..families.base import SpeechModel
+from ..plan import Plan
+from ..run import Listener
+from ..run.onnx import MODEL, OnnxListener
+from ..run.torch import TorchListener
+from .forms import onnx_forms
+
+OPSET = 23  # the first with an Attention of its own
+WEIGHTS = ("float32", "int8")
+WHOLE = "weights.safetensors"  # what a model folder has and an export has not
+TOLERANCE = 1e-3  # of logits in float32
+EXAMPLE_SECONDS = 1.7  # any length will do, as long as no dimension is one or happens to equal another
+
+
+class Network(nn.Module):
+    """What the graph holds: prepared audio (1, …) → CTC logits (1, T, V)."""
+
+    def __init__(self, model: SpeechModel):
+        super().__init__()
+        self.model = model
+
+    def forward(self, features: Tensor) -> Tensor:
+        model: Any = self.model
+        if features.dim() == 2:  # a waveform, normalised: the convolutions belong to the network
+            x = features.unsqueeze(1)  # (1, 1, S)
+            for layer in model.trunk.feature_extractor.conv_layers:
+                x = layer(x)
+            features = x.transpose(1, 2)
+        lengths = torch.full((1,), features.shape[1])
+        return model.encode(features, lengths).logits
+
+
+def export_onnx(source: str, out: str | Path, weights: str = "float32") -> Path:
+    """Write model.onnx, plan.json and processor.json for a model; into the model's own folder, model.onnx alone."""
+    out = Path(out)
+    if weights not in WEIGHTS:
+        raise LpaError(f"no weights {weights!r} in ONNX; have {', '.join(WEIGHTS)}")
+    missing = [name for name in ("onnx", "onnxscript") if find_spec(name) is None]
+    if missing:
+        raise LpaError(f"exporting needs {' and '.join(missing)}; type: pip install 'lpa[onnx]'")
+    check_folder(Path(source), out)
+    model = load(source, dtype=torch.float32)
+    if not model.settings.head:
+        raise LpaError(f"{source} has no CTC head, so there is nothing to export; train one first")
+    out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".export-", dir=out) as name, quiet():
+        work = Path(name)
+        trace(model).save(str(work / MODEL))
+        describe(model, weights, work)
+        check_same(TorchListener(model), OnnxListener(work))
+        if weights == "int8":
+            quantise(work / MODEL)
+        own = (out / WHOLE).is_file()  # the model's own folder, which has the rest already
+        for file in [work / MODEL] if own else list(work.iterdir()):
+            os.replace(file, out / file.name)  # it only ever appears whole
+    return out
+
+
+def check_same(wanted: Listener, found: Listener) -> None:
+    """No graph is written that does not give the model's logits, at lengths it was not traced with."""
+    rng = np.random.default_rng(0)
+    for seconds in (0.5, 1.0, 1.9, 4.3):
+        if wanted.facts.longest is not None and seconds > wanted.facts.longest:
+            continue
+        samples = 0.1 * rng.normal(size=int(seconds * wanted.sample_rate)).astype(np.float32)
+        a, b = wanted.hear(samples), found.hear(samples)
+        difference = float(np.abs(a - b).max()) if a.shape == b.shape else np.inf
+        if not difference <= TOLERANCE * max(1.0, float(np.abs(a).max())):  # so that NaN fails
+            raise LpaError(f"the exported graph differs from the model by {difference:.3g} at {seconds} s; not written")
+
+
+def check_folder(source: Path, out: Path) -> None:
+    """An export goes into a folder of its own, or into that of its model: never beside another model's plan."""
+    if out.suffix == ".onnx":
+        raise LpaError(f"an export is a folder with {MODEL} in it; name a folder, not {out}")
+    if not out.exists() or (source.exists() and out.samefile(source)):
+        return
+    if not out.is_dir() or (any(out.iterdir()) and not (out / MODEL).is_file()) or (out / WHOLE).is_file():
+        raise LpaError(f"{out} exists and is not an export to be written again; export somewhere else")
+
+
+def describe(model: SpeechModel, weights: str, folder: Path) -> None:
+    """Write plan.json and processor.json."""
+    plan = Plan(model.family, model.base(), tuple(model.swaps[i] for i in sorted(model.swaps)), weights)
+    processor = {
+        "sample_rate": model.sample_rate,
+        "frame_rate": model.frame_rate,
+        "tokens": model.tokens.to_dict(),
+        "audio": model.preparation(),
+    }
+    (folder / "plan.json").write_text(plan.to_json())
+    (folder / "processor.json").write_text(json.dumps(processor, indent=1, ensure_ascii=False) + "\n")
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Exporters warn of what they did not need."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
+
+
+def quantise(path: Path) -> None:
+    """int8 weights, one scale an output channel, and int8 products; all but the head's, which costs nothing."""
+    import onnx
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    products = [node.name for node in onnx.load(path).graph.node if node.op_type in ("MatMul", "Gemm")]
+    small = path.with_suffix(".int8")
+    options: dict[str, Any] = {"per_channel": True, "weight_type": QuantType.QInt8, "op_types_to_quantize": ["MatMul"]}
+    quantize_dynamic(path, small, nodes_to_exclude=products[-1:], **options)
+    os.replace(small, path)
+
+
+def trace(model: SpeechModel) -> torch.onnx.ONNXProgram:
+    """The network as an ONNX program with a dynamic time axis."""
+    network = Network(model).eval()
+    samples = torch.randn(1, round(EXAMPLE_SECONDS * model.sample_rate), generator=torch.Generator().manual_seed(0))
+    features = samples if model.family != "whisper" else model.front(samples)[0]
+    with onnx_forms(), torch.no_grad(), quiet():
+        program = torch.onnx.export(
+            network,
+            (features,),
+            dynamo=True,
+            opset_version=OPSET,
+            dynamic_shapes=({1: torch.export.Dim.DYNAMIC},),
+            input_names=["features"],
+            output_names=["logits"],
+            custom_translation_table={torch.ops.aten.softplus.default: softplus},
+            verbose=False,
+        )
+    assert program is not None  # only the old exporter returns None
+    fill_empty_sums(program.model.graph)
+    return program
+
+
+def fill_empty_sums(graph: Any) -> None:
+    """Sum one zero where a sum has nothing to sum: ONNX Runtime gives the empty one a wrong shape."""
+    import onnx_ir as ir
+
+    for node in list(graph):
+        x = node.inputs[0] if node.op_type == "ReduceSum" else None
+        if x is None or x.shape is None or x.shape[-1] != 0:
+            continue
+        pads = ir.tensor([0] * (2 * len(x.shape) - 1) + [1], dtype=ir.DataType.INT64, name=f"{x.name}_pads")
+        constant = ir.node("Constant", [], attributes={"value": pads})
+        padded = ir.node("Pad", [x, constant.outputs[0]])
+        for value, name in ((constant.outputs[0], "pads"), (padded.outputs[0], "filled")):
+            value.name = f"{x.name}_{name}"
+        graph.insert_before(node, [constant, padded])
+        node.replace_input_with(0, padded.outputs[0])
+
+
+def softplus(x, beta: float = 1.0, threshold: float = 20.0):
+    """log(1 + eˣ) by parts: ONNX Runtime's Softplus takes no float64."""
+    from onnxscript import opset23 as op
+
+    one = op.CastLike(op.Constant(value_float=1.0), x)  # type: ignore[type-var]
+    return op.Add(op.Relu(x), op.Log(op.Add(op.Exp(op.Neg(op.Abs(x))), one)))

@@ -1,0 +1,397 @@
+"""SepFormer (C. Subakan et al., 2021) for one speaker: noisy audio in, clean audio out. Speechbrain's parameter names.
+
+Audio becomes frames (kernel 16, step 8); frames become chunks of K = 250 that overlap by half. A dual-path block mixes
+frames within every chunk (intra), then the chunks with one another (inter). A mask on the frames comes of it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from dataclasses import asdict, dataclass, fields
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..errors import LpaError
+from ..mixers import Mixer
+from ..plan import Site, Swap
+from .base import Flow, MixerSite, attendable, check_audio, own_frames, padding_mask
+
+KINDS = ("intra", "inter")
+FLOOR = 1e-8  # of energies in the loss, against log(0)
+
+
+@dataclass(frozen=True)
+class Config:
+    """The published enhancement models are all of this but the sample rate."""
+
+    width: int = 256
+    heads: int = 8
+    ffn: int = 1024
+    blocks: int = 2  # dual-path blocks
+    intra_layers: int = 8
+    inter_layers: int = 8
+    kernel: int = 16  # samples; half of it is the step
+    chunk: int = 250  # frames; half of it is the step
+    norm: str = "ln"  # around a path: ln over the whole recording, cln over the channels of each frame
+    norm_before: bool = True  # in a layer: before attention and feed-forward, or after
+    intra_positions: bool = True
+    inter_positions: bool = True
+    dropout: float = 0.0
+    sample_rate: int = 16000
+
+    def __post_init__(self) -> None:
+        sizes = {k: v for k, v in asdict(self).items() if isinstance(v, int) and not isinstance(v, bool)}
+        if small := [k for k, v in sizes.items() if v < 1]:
+            raise LpaError(f"sepformer: {', '.join(small)} must be 1 or more")
+        if self.norm not in ("ln", "cln"):
+            raise LpaError(f"sepformer: no norm {self.norm!r}; have ln, cln")
+        if odd := [k for k in ("width", "kernel", "chunk") if sizes[k] % 2]:
+            raise LpaError(f"sepformer: {', '.join(odd)} must be even")
+        if self.width % self.heads:
+            raise LpaError(f"sepformer: {self.heads} heads do not divide a width of {self.width}; choose heads that do")
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Config:
+        known = [f.name for f in fields(cls)]
+        if unknown := sorted(set(data) - set(known)):
+            raise LpaError(f"sepformer has no setting {', '.join(unknown)}; have {', '.join(known)}")
+        return cls(**data)
+
+
+# --- layers
+
+
+class Attention(nn.Module):
+    """Self-attention with torch's parameter layout, one matrix for W_Q, W_K and W_V, and our names for its parts."""
+
+    def __init__(self, dim: int, heads: int, dropout: float):
+        super().__init__()
+        self.num_heads, self.dropout = heads, dropout
+        self.in_proj_weight = nn.Parameter(torch.empty(3 * dim, dim))
+        self.in_proj_bias = nn.Parameter(torch.zeros(3 * dim))
+        self.out_proj = nn.Linear(dim, dim)
+        nn.init.xavier_uniform_(self.in_proj_weight)
+        nn.init.zeros_(self.out_proj.bias)
+
+    @property
+    def q_proj(self) -> nn.Linear:
+        return self._part(0)
+
+    @property
+    def k_proj(self) -> nn.Linear:
+        return self._part(1)
+
+    @property
+    def v_proj(self) -> nn.Linear:
+        return self._part(2)
+
+    def _part(self, index: int) -> nn.Linear:
+        """A linear layer on this third of the weights themselves, no copy: what mixers are built from."""
+        dim = self.out_proj.in_features
+        part = nn.Linear(dim, dim, device="meta")
+        part.weight = nn.Parameter(self.in_proj_weight.detach().chunk(3)[index])
+        part.bias = nn.Parameter(self.in_proj_bias.detach().chunk(3)[index])
+        return part
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> tuple[Tensor, None]:
+        """x (B, T, D), mask (B, T) True where a frame is the sample's own."""
+        qkv = F.linear(x, self.in_proj_weight, self.in_proj_bias)
+        q, k, v = (a.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for a in qkv.chunk(3, -1))  # (B, H, T, E)
+        seen = None if mask is None else attendable(mask)[:, None, None, :]
+        y = F.scaled_dot_product_attention(q, k, v, seen, dropout_p=self.dropout if self.training else 0.0)
+        return self.out_proj(y.transpose(1, 2).flatten(2)), None
+
+
+class SelfAttention(nn.Module):
+    """Holds the site: `att` is the attention, or the mixer that took its place."""
+
+    def __init__(self, config: Config):
+        super().__init__()
+        self.att = Attention(config.width, config.heads, config.dropout)
+
+    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        return self.att(x, mask=mask)[0]
+
+
+class Layer(nn.Module):
+    def __init__(self, config: Config):
+        super().__init__()
+        self.norm_before = config.norm_before
+        self.self_att = SelfAttention(config)
+        self.pos_ffn = named(
+            ffn=nn.Sequential(
+                nn.Linear(config.width, config.ffn),
+                nn.ReLU(inplace=True),
+                nn.Dropout(config.dropout),
+                nn.Linear(config.ffn, config.width),
+            )
+        )
+        self.norm1 = named(norm=nn.LayerNorm(config.width, eps=1e-6))
+        self.norm2 = named(norm=nn.LayerNorm(config.width, eps=1e-6))
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        if self.norm_before:
+            x = x + self.dropout(self.self_att(self.norm1(x), mask))
+            return x + self.dropout(self.pos_ffn(self.norm2(x)))
+        x = self.norm1(x + self.dropout(self.self_att(x, mask)))
+        return self.norm2(x + self.dropout(self.pos_ffn(x)))
+
+
+class Layers(nn.Module):
+    def __init__(self, config: Config, count: int):
+        super().__init__()
+        self.layers = nn.ModuleList(Layer(config) for _ in range(count))
+        self.norm = named(norm=nn.LayerNorm(config.width, eps=1e-6))
+
+
+class Stack(nn.Module):
+    """One path of a dual-path block: a stack of layers over frames, or over chunks."""
+
+    def __init__(self, config: Config, count: int, positions: bool, flow: Flow):
+        super().__init__()
+        self.positions, self.flow = positions, flow
+        self.mdl = Layers(config, count)
+
+    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        """x (B, T, D), mask (B, T) → (B, T, D). Mixers pass on what they do within a path, not from one to the next."""
+        if self.positions:
+            x = x + position_table(x.shape[1], x.shape[2], x.device).to(x.dtype)
+        self.flow.begin(mask)
+        for layer in self.mdl.layers:
+            x = layer(x, mask)
+        self.flow.end()
+        return self.mdl.norm(x)
+
+
+class Norm(nn.Module):
+    """Over everything of a recording (ln), or over the channels of every frame (cln, which needs no future)."""
+
+    def __init__(self, width: int, kind: str):
+        super().__init__()
+        self.whole = kind == "ln"
+        self.weight, self.bias = nn.Parameter(torch.ones(width)), nn.Parameter(torch.zeros(width))
+
+    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        """x (B, T, ..., C), mask (B, T): what is not the sample's own is not counted."""
+        if not self.whole:
+            return F.layer_norm(x, x.shape[-1:], self.weight, self.bias, 1e-8)
+        if mask is None:
+            return F.layer_norm(x, x.shape[1:], eps=1e-8) * self.weight + self.bias
+        axes = tuple(range(1, x.dim()))
+        own = mask.view(*mask.shape, *[1] * (x.dim() - 2))
+        count = (own.sum(axes, keepdim=True) * x[0, 0].numel()).clamp(min=1)
+        mean = torch.where(own, x, 0).sum(axes, keepdim=True) / count
+        variance = torch.where(own, x - mean, 0).square().sum(axes, keepdim=True) / count
+        return (x - mean) * torch.rsqrt(variance + 1e-8) * self.weight + self.bias
+
+
+class Block(nn.Module):
+    """Within the chunks, then across them, each with a norm and a way around."""
+
+    def __init__(self, config: Config, flow: Flow):
+        super().__init__()
+        self.intra_mdl = Stack(config, config.intra_layers, config.intra_positions, flow)
+        self.inter_mdl = Stack(config, config.inter_layers, config.inter_positions, flow)
+        self.intra_norm = Norm(config.width, config.norm)
+        self.inter_norm = Norm(config.width, config.norm)
+
+    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        """x (B, S, K, D), mask (B, S) True where a chunk is the sample's own."""
+        size = x.shape[:2]
+        within = self.intra_mdl(x.flatten(0, 1), None).unflatten(0, size)
+        x = x + self.intra_norm(within, mask)
+        rows = x.transpose(1, 2)  # (B, K, S, D)
+        per_row = None if mask is None else mask.repeat_interleave(x.shape[2], 0)  # (B·K, S)
+        across = self.inter_mdl(rows.flatten(0, 1), per_row).view(rows.shape).transpose(1, 2)
+        return x + self.inter_norm(across, mask)
+
+
+class MaskNet(nn.Module):
+    """Frames to a mask on them, through chunks."""
+
+    def __init__(self, config: Config, flow: Flow):
+        super().__init__()
+        width = config.width
+        self.chunk = config.chunk
+        self.norm = Norm(width, config.norm)
+        self.conv1d = nn.Conv1d(width, width, 1, bias=False)
+        self.dual_mdl = nn.ModuleList(Block(config, flow) for _ in range(config.blocks))
+        self.conv2d = nn.Conv2d(width, width, 1)
+        self.end_conv1x1 = nn.Conv1d(width, width, 1, bias=False)
+        self.prelu = nn.PReLU()
+        self.output = nn.Sequential(nn.Conv1d(width, width, 1), nn.Tanh())
+        self.output_gate = nn.Sequential(nn.Conv1d(width, width, 1), nn.Sigmoid())
+
+    def forward(self, frames: Tensor, lengths: Tensor | None) -> Tensor:
+        """frames (B, L, D), lengths (B,) the frames that are each sample's own, or None: all → mask (B, L, D)."""
+        count = frames.shape[1]
+        own = None if lengths is None else own_frames(lengths, count)
+        x = pointwise(self.norm(frames, own), self.conv1d)
+        if own is not None:
+            x = x.masked_fill(~own.unsqueeze(-1), 0)  # as beyond a single sample's end
+        x = self.split(x)  # (B, S, K, D)
+        chunks = None if lengths is None else own_frames(self.chunks(lengths), x.shape[1])
+        for block in self.dual_mdl:
+            x = block(x, chunks)
+        x = pointwise(F.prelu(x, self.prelu.weight), self.conv2d)
+        x = self.join(x)[:, :count]
+        x = torch.tanh(pointwise(x, self.output[0])) * torch.sigmoid(pointwise(x, self.output_gate[0]))
+        return torch.relu(pointwise(x, self.end_conv1x1))
+
+    def chunks(self, frames):
+        """How many chunks cover so many frames, half a chunk of silence before them and at least that after."""
+        return 2 * ((frames + self.chunk // 2) // self.chunk + 1)
+
+    def split(self, x: Tensor) -> Tensor:
+        """(B, L, D) → chunks (B, S, K, D), each half a chunk after the last."""
+        half = self.chunk // 2
+        after = (self.chunks(x.shape[1]) + 1) * half - half - x.shape[1]
+        x = F.pad(x, (0, 0, half, after))
+        return x.unfold(1, self.chunk, half).transpose(2, 3).contiguous()
+
+    def join(self, x: Tensor) -> Tensor:
+        """Chunks added up where they overlap: (B, S, K, D) → (B, (S − 1)·K/2, D)."""
+        half = self.chunk // 2
+        return (x[:, 1:, :half] + x[:, :-1, half:]).flatten(1, 2)
+
+
+class Net(nn.Module):
+    """The three parts that a speechbrain checkpoint has files of."""
+
+    def __init__(self, config: Config, flow: Flow):
+        super().__init__()
+        step = config.kernel // 2
+        self.encoder = named(conv1d=nn.Conv1d(1, config.width, config.kernel, step, bias=False))
+        self.masknet = MaskNet(config, flow)
+        self.decoder = nn.ConvTranspose1d(config.width, 1, config.kernel, step, bias=False)
+
+    def forward(self, audio: Tensor, lengths: Tensor | None = None) -> Tensor:
+        """audio (B, S), lengths (B,) own frames or None → (B, S' ≤ S)."""
+        frames = torch.relu(self.encoder(audio.unsqueeze(1))).transpose(1, 2)  # (B, L, D)
+        if lengths is not None:
+            frames = frames.masked_fill(~own_frames(lengths, frames.shape[1]).unsqueeze(-1), 0)
+        masked = frames * self.masknet(frames, lengths)
+        return self.decoder(masked.transpose(1, 2)).squeeze(1)
+
+
+# --- the model
+
+
+class SepFormer(nn.Module):
+    """A SepFormer as the rest of the package sees it: called with audio, its attention sites listed and replaceable."""
+
+    family: ClassVar[str] = "sepformer"
+
+    def __init__(self, config: Config):
+        super().__init__()
+        self.config, self.flow = config, Flow()
+        self.net = Net(config, self.flow)
+        self.swaps: dict[int, Swap] = {}
+        self.eval()
+
+    @classmethod
+    def create(cls, settings: dict[str, Any]) -> SepFormer:
+        """A model with fresh weights, in eval mode. `settings`: those that differ from the published models'."""
+        return cls(Config.from_dict(settings))
+
+    @property
+    def sample_rate(self) -> int:
+        return self.config.sample_rate
+
+    def forward(self, audio: Tensor, lengths: Tensor | None = None) -> Tensor:
+        """Noisy audio (B, S), own samples (B,) → clean audio (B, S), zero beyond its own samples.
+
+        In a padded batch every sample gives what it gives alone. The scale of the output is the model's own: it was
+        trained without one. The samples after the last whole frame, fewer than a step, are zero.
+        """
+        kernel, samples = self.config.kernel, audio.shape[-1]
+        lengths = check_audio(audio, lengths, kernel)
+        own = padding_mask(lengths, samples)
+        frames = None if own is None else (torch.div(lengths - kernel, kernel // 2, rounding_mode="floor") + 1).clamp(0)
+        y = self.net(audio, frames)
+        return F.pad(y, (0, samples - y.shape[1]))
+
+    def sites(self, kind: str = "") -> list[Site]:
+        """Every place where attention sits, or sat, in the order of computation; `kind`: only intra, or only inter."""
+        if kind not in ("", *KINDS):
+            raise LpaError(f"no kind of site {kind!r}; have {', '.join(KINDS)}")
+        c = self.config
+        found: list[Site] = []
+        for block in range(c.blocks):
+            for name, count in zip(KINDS, (c.intra_layers, c.inter_layers), strict=True):
+                for layer in range(count):
+                    path = f"masknet.dual_mdl.{block}.{name}_mdl.mdl.layers.{layer}.self_att.att"
+                    found.append(Site(len(found), path, c.width, c.heads))
+        return [site for site in found if f"{kind}_mdl" in site.path]
+
+    def adapter(self, mixer: Mixer, index: int) -> nn.Module:
+        """The module that puts a mixer in the place of site `index`'s attention."""
+        return MixerSite(mixer, index, self.flow)
+
+    def base(self) -> dict[str, Any]:
+        """The settings that `create` rebuilds the unconverted network from."""
+        return asdict(self.config)
+
+    @property
+    def grid(self) -> int:
+        """Samples in a chunk: a part of a recording that begins at a multiple of it is cut into the same chunks."""
+        return self.config.chunk * self.config.kernel // 2
+
+    @property
+    def reach(self) -> int | None:
+        """Samples that an output sample can depend on, before and after it; None: the whole recording."""
+        c = self.config
+        if c.norm == "ln" or c.inter_positions:
+            return None
+        chunks = 0
+        for site in self.sites("inter"):
+            module = self.net.get_submodule(site.path)
+            span = module.mixer.reach if isinstance(module, MixerSite) else None
+            if span is None:
+                return None
+            chunks += max(span)
+        frames = (c.blocks + 1) * c.chunk + chunks * (c.chunk // 2)  # every path within chunks, and their overlap
+        return (frames + 2) * c.kernel // 2
+
+
+def named(**modules: nn.Module) -> nn.Sequential:
+    """Modules in sequence under names."""
+    return nn.Sequential(OrderedDict(modules))
+
+
+def pointwise(x: Tensor, conv: nn.Module) -> Tensor:
+    """A convolution of width 1 over x (..., C), channels last."""
+    return F.linear(x, conv.weight.flatten(1), conv.bias)  # type: ignore[operator, arg-type]
+
+
+def position_table(count: int, width: int, device: torch.device) -> Tensor:
+    """(count, width) sines and cosines of the position, for any count."""
+    rates = torch.exp(torch.arange(0, width, 2, device=device).float() * -(math.log(10000.0) / width))
+    angles = torch.arange(count, device=device).float().unsqueeze(1) * rates
+    return torch.stack([angles.sin(), angles.cos()], -1).flatten(1)
+
+
+# --- training
+
+
+def si_snr_loss(estimate: Tensor, target: Tensor, lengths: Tensor | None = None) -> Tensor:
+    """Negative SI-SNR in dB, the mean over the batch. estimate, target (B, S); lengths (B,) own samples."""
+    if estimate.shape != target.shape:
+        raise LpaError(f"estimate is {tuple(estimate.shape)}, target {tuple(target.shape)}; they must be alike")
+    estimate, target = estimate.float(), target.float()
+    if lengths is None:
+        estimate, target = (a - a.mean(-1, keepdim=True) for a in (estimate, target))
+    else:
+        own = own_frames(lengths, estimate.shape[1])
+        count = lengths.clamp(min=1).unsqueeze(1)
+        estimate, target = (torch.where(own, a, 0) for a in (estimate, target))
+        estimate, target = (torch.where(own, a - a.sum(-1, keepdim=True) / count, 0) for a in (estimate, target))
+    scale = (estimate * target).sum(-1, keepdim=True) / (target.square().sum(-1, keepdim=True) + FLOOR)
+    wanted = scale * target
+    energy, noise = wanted.square().sum(-1), (estimate - wanted).square().sum(-1)
+    return -10 * torch.log10((energy + FLOOR) / (noise + FLOOR)).mean()

@@ -1,0 +1,43 @@
+"""A model folder in torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from ..errors import LpaError
+from ..families import load
+from ..families.base import SpeechModel
+from . import Facts, Listener
+
+
+class TorchListener(Listener):
+    backend = "torch"
+
+    def __init__(self, model: SpeechModel):
+        if not model.settings.head:
+            raise LpaError("this model has no CTC head, so it cannot transcribe; train one first")
+        self.model = model.eval()
+        self.tokens, self.sample_rate, self.frame_rate = model.tokens, model.sample_rate, model.frame_rate
+        self.facts = Facts.of(model.family, model.base(), len(model.swaps))
+
+    @classmethod
+    def load(cls, source: str | Path) -> TorchListener:
+        folder = Path(source)
+        if (folder / "model.onnx").is_file() and not (folder / "weights.safetensors").is_file():
+            raise LpaError(f"{folder} is an ONNX export; use --backend onnx, or the folder it was made from")
+        return cls(load(source, dtype=torch.float32))
+
+    @torch.inference_mode()
+    def run(self, samples: np.ndarray) -> np.ndarray:
+        device = next(self.model.parameters()).device
+        logits = self.model(torch.from_numpy(samples).to(device).unsqueeze(0)).logits
+        assert logits is not None  # it has a head
+        return logits[0].float().cpu().numpy()
+
+    def attention_bytes(self, frames: int) -> int:
+        if not self.facts.attention or self.model.family != "wavlm":
+            return 0  # the fused kernel never writes the scores down; wavlm's, with its position bias, does
+        return 8 * self.facts.heads * frames**2

@@ -1,0 +1,331 @@
+"""From a file to words: sources, chunks, several files with a bad one among them, and two hundred damaged ones."""
+
+import io
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+from tiny_models import make
+
+from lpa import audio, cli, transcribe
+from lpa.errors import LpaError
+from lpa.run.torch import TorchListener
+from lpa.surgery import save, swap
+from lpa.transcribe import forecast, hear, spans
+
+CLIP = next((Path(__file__).parents[1] / "data" / "librivox").glob("*.flac"))
+FFMPEG = """#!/bin/sh
+echo "$@" > "{folder}/called"
+case "$*" in *broken*) echo "Invalid data found" >&2; exit 1;; esac
+cat "{folder}/pcm"
+"""
+
+
+def speech(seconds: float = 1.5) -> np.ndarray:
+    return audio.read(CLIP)[: int(seconds * audio.RATE)]
+
+
+@pytest.fixture(scope="module")
+def tiny():
+    """A model that says many words: its head is centred on the clip, or one symbol would always win."""
+    model = make("whisper-fixed-floor")
+    with torch.no_grad():
+        model.net.head.weight.mul_(20)
+        model.net.head.bias.sub_(model(torch.from_numpy(audio.read(CLIP)).unsqueeze(0)).logits[0].mean(0))
+    return model
+
+
+@pytest.fixture(scope="module")
+def folder(tiny, tmp_path_factory) -> Path:
+    return save(tiny, tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture
+def run(monkeypatch, capsys, tmp_path):
+    """Run a command as main() does: (exit code, stdout, stderr)."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments, stdin: bytes = b"") -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["lpa", *map(str, arguments)])
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
+        capsys.readouterr()
+        code = 0
+        try:
+            cli.main()
+        except SystemExit as end:
+            code = end.code or 0
+        return code, *capsys.readouterr()
+
+    return call
+
+
+# --- sources
+
+
+def test_words_are_the_greedy_text(tiny):
+    found = transcribe.transcribe(tiny, CLIP)
+    with torch.inference_mode():
+        labels = tiny(torch.from_numpy(audio.read(CLIP)).unsqueeze(0)).logits[0].argmax(-1).tolist()
+    assert found.text == tiny.tokens.decode(labels) == " ".join(w.word for w in found.words)
+    assert len(found.words) > 3
+    assert found.seconds == pytest.approx(audio.seconds(CLIP))
+    assert all(0 <= w.start < w.end <= found.seconds + 0.02 and 0 < w.confidence <= 1 for w in found.words)
+
+
+def test_file_bytes_array_folder_and_listener_agree(tiny, folder, tmp_path):
+    path = tmp_path / "a.wav"
+    soundfile.write(path, speech(), 16000)
+    wanted = transcribe.transcribe(tiny, path)
+    samples = audio.read(path)
+    assert wanted.text
+    assert transcribe.transcribe(folder, str(path), backend="torch") == wanted
+    assert transcribe.transcribe(TorchListener(tiny), path.read_bytes()) == wanted
+    assert transcribe.transcribe(tiny, samples) == wanted
+    assert transcribe.transcribe(tiny, samples.astype(np.float64)) == wanted
+    assert transcribe.transcribe(tiny, audio.to_int16(samples)) == wanted
+
+
+def test_other_rates_and_channels(tiny, tmp_path):
+    stereo = np.stack([speech(), speech()], 1).repeat(3, axis=0)
+    soundfile.write(tmp_path / "a.flac", stereo, 48000)
+    found = transcribe.transcribe(tiny, tmp_path / "a.flac")
+    assert found.seconds == pytest.approx(1.5, abs=1e-3)
+    assert transcribe.transcribe(tiny, stereo[:, 0], rate=48000).seconds == found.seconds
+
+
+@pytest.mark.parametrize(
+    "wrong", [np.zeros((2, 100), np.float32), np.zeros(0, np.float32), np.array([np.nan]), np.zeros(9, np.int32)]
+)
+def test_wrong_arrays_are_refused(tiny, wrong):
+    with pytest.raises(LpaError, match="audio is"):
+        transcribe.transcribe(tiny, wrong)
+
+
+def test_what_a_model_cannot_hear_is_named(tiny, tmp_path):
+    soundfile.write(tmp_path / "short.wav", speech()[:300], 16000)
+    with pytest.raises(LpaError, match=r"short\.wav.*too short"):
+        transcribe.transcribe(make("wav2vec2"), tmp_path / "short.wav")
+    with pytest.raises(LpaError, match=r"hears 2 s at once.*--chunk 2"):
+        transcribe.transcribe(make("whisper"), CLIP)
+    with pytest.raises(LpaError, match="no CTC head"):
+        transcribe.transcribe(make("whisper", head=False), CLIP)
+    with pytest.raises(LpaError, match="no backend 'tpu'; have onnx, torch"):
+        transcribe.transcribe("somewhere", CLIP, backend="tpu")
+    with pytest.raises(LpaError, match="lpa export"):
+        transcribe.transcribe(tmp_path, CLIP, backend="onnx")
+    with pytest.raises(LpaError, match="runs in torch"):
+        transcribe.transcribe(tiny, CLIP, backend="onnx")
+
+
+# --- chunks
+
+
+@pytest.mark.parametrize("case", ["whisper-fixed-floor", "wav2vec2"])
+@pytest.mark.parametrize("count", [400, 31999, 32000, 32001, 32321, 64000, 100003, 113600])
+def test_chunks_give_every_frame_once(case, count):
+    listener = TorchListener(make(case))
+    samples = np.random.default_rng(0).normal(size=count).astype(np.float32)
+    whole = listener.hear(samples)
+    assert hear(listener, samples, 2.0).shape == whole.shape
+    pieces = list(spans(count, listener, 2.0))
+    assert (len(pieces) > 1) == (count > 32000)
+    assert all(stop - start <= 32000 and start % listener.stride == 0 for start, stop, _, _ in pieces)
+
+
+def test_chunks_change_nothing_for_bounded_reach():
+    """Where no frame sees further than the overlap, chunks are one pass: each frame sits where it should."""
+    model = make("whisper-fixed-floor")
+    for site in model.sites():
+        swap(model, site, "window", {"side": 4, "block": 8})
+    listener, samples = TorchListener(model), audio.read(CLIP)
+    assert len(samples) > 6 * 16000
+    assert np.abs(hear(listener, samples, 2.0) - listener.hear(samples)).max() < 1e-4
+
+
+def test_chunk_must_hold_a_word(tiny):
+    for chunk in (0.5, -1.0, float("nan")):
+        with pytest.raises(LpaError, match="too short"):
+            transcribe.transcribe(tiny, CLIP, chunk=chunk)
+
+
+def test_progress_ends_at_the_end(tiny):
+    done = []
+    found = transcribe.transcribe(tiny, CLIP, chunk=2.0, progress=done.append)
+    assert len(done) > 3
+    assert done == sorted(done)
+    assert done[-1] == pytest.approx(found.seconds)
+
+
+def test_forecast_is_for_attention_on_long_audio():
+    hour = 3600 * 16000
+    wavlm = make("wavlm")
+    listener = TorchListener(wavlm)
+    line = forecast(listener, hour, None)
+    assert "3600 s in one pass through 2 attention layers" in line
+    assert f"{8 * 4 * 180000**2 / 1e9:.1f} GB" in line
+    assert forecast(listener, hour, 30.0) == forecast(listener, 16000, None) == ""
+    for site in wavlm.sites():
+        swap(wavlm, site, "pyramid")
+    assert forecast(TorchListener(wavlm), hour, None) == ""
+
+
+# --- what libsndfile cannot read
+
+
+@pytest.fixture
+def ffmpeg(tmp_path, monkeypatch) -> Path:
+    """A stand-in on the PATH that notes how it was called and gives a second of sound."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    (folder / "ffmpeg").write_text(FFMPEG.format(folder=folder))
+    (folder / "ffmpeg").chmod(0o755)
+    (folder / "pcm").write_bytes(speech(1.0).astype("<f4").tobytes())
+    monkeypatch.setenv("PATH", os.pathsep.join([str(folder), os.environ["PATH"]]))
+    return folder
+
+
+def test_other_formats_go_through_ffmpeg(tiny, tmp_path, ffmpeg):
+    path = tmp_path / "-talk.m4a"
+    path.write_bytes(b"\0\0\0\x18ftypM4A " * 20)
+    found = transcribe.transcribe(tiny, path)
+    assert found.words == transcribe.transcribe(tiny, speech(1.0)).words
+    called = (ffmpeg / "called").read_text()
+    assert f"-i file:{path} " in called  # neither an option nor an address, whatever it is called
+    assert "-protocol_whitelist file,pipe" in called
+    assert transcribe.transcribe(tiny, path.read_bytes()).seconds == 1.0
+    path.rename(tmp_path / "broken.m4a")
+    with pytest.raises(LpaError, match=r"broken\.m4a cannot be read.*Invalid data found"):
+        transcribe.transcribe(tiny, tmp_path / "broken.m4a")
+    with pytest.raises(LpaError, match="not there"):
+        transcribe.transcribe(tiny, tmp_path / "gone.m4a")
+
+
+def test_without_ffmpeg_it_is_named(tiny, tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for name, said in (("a.m4a", "a.m4a needs ffmpeg"), ("a.wav", "a.wav cannot be read as audio")):
+        (tmp_path / name).write_bytes(b"no audio" * 30)
+        with pytest.raises(LpaError, match=said):
+            transcribe.transcribe(tiny, tmp_path / name)
+
+
+# --- the command
+
+
+@pytest.fixture
+def clips(tmp_path) -> list[Path]:
+    paths = [tmp_path / f"{name}.wav" for name in ("one", "bad", "two")]
+    for path, seconds in ((paths[0], 1.5), (paths[2], 1.0)):
+        soundfile.write(path, speech(seconds), 16000)
+    paths[1].write_bytes(b"RIFF nothing")
+    return paths
+
+
+def test_one_bad_file_does_not_stop_the_rest(run, folder, tiny, clips):
+    code, out, err = run("transcribe", *clips, "--model", folder)
+    texts = [transcribe.transcribe(tiny, path).text for path in (clips[0], clips[2])]
+    assert code == 1
+    assert out.splitlines() == [f"{clips[0]}: {texts[0]}", f"{clips[2]}: {texts[1]}"]
+    assert [line for line in err.splitlines() if "bad.wav" in line] == err.splitlines() != []
+
+
+def test_result_alone_on_stdout(run, folder, tiny, clips):
+    code, out, err = run("transcribe", clips[0], "--model", folder, "--backend", "torch")
+    assert (code, out, err) == (0, transcribe.transcribe(tiny, clips[0]).text + "\n", "")
+    code, out, err = run("transcribe", "-", "--model", folder, "--format", "json", stdin=clips[0].read_bytes())
+    assert (code, err) == (0, "")
+    assert json.loads(out)["file"] == "stdin"
+    assert json.loads(out)["text"] == transcribe.transcribe(tiny, clips[0]).text
+    assert len(json.loads(out)["words"]) > 0
+
+
+def test_files_into_a_folder(run, folder, clips, tmp_path):
+    for form in ("txt", "srt", "vtt", "json"):
+        code, out, _ = run("transcribe", clips[0], clips[2], "--model", folder, "--format", form, "--out", "said")
+        assert (code, out) == (0, "")
+        assert all((tmp_path / "said" / f"{name}.{form}").stat().st_size for name in ("one", "two"))
+    assert (tmp_path / "said" / "one.srt").read_text().startswith("1\n00:00:0")
+
+
+def test_wrong_requests_are_one_line(run, folder, clips, tmp_path):
+    (tmp_path / "file").write_text("")
+    (tmp_path / "there" / "one.txt").mkdir(parents=True)
+    again = tmp_path / "again" / "one.wav"
+    cases = {
+        "no format 'doc'": (clips[0], "--model", folder, "--format", "doc"),
+        "several files needs one file each": (*clips, "--model", folder, "--format", "srt"),
+        "would both be written": (clips[0], again, "--model", folder, "--out", "x"),
+        "only once": ("-", "-", "--model", folder),
+        "--model FOLDER": (clips[0],),
+        "cannot be made a folder": (clips[0], "--model", folder, "--out", "file"),
+        "cannot be written": (clips[0], "--model", folder, "--out", "there"),
+        "too short to hear": (clips[0], "--model", folder, "--chunk", "0"),
+        "no model folder": (clips[0], "--model", "./none"),
+    }
+    if transcribe.DEFAULT.exists():
+        del cases["--model FOLDER"]
+    for said, arguments in cases.items():
+        code, out, err = run("transcribe", *arguments)
+        assert (code, out) == (1, ""), said
+        assert said in err
+        assert err.startswith("lpa: ")
+        assert err.count("\n") == 1
+
+
+def test_a_bar_on_a_terminal_leaves_stdout_alone(folder, clips):
+    """Under a pseudo-terminal as stderr: progress is drawn there, and the pipe gets the result alone."""
+    import pty
+
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "lpa", "transcribe", str(clips[0]), str(clips[2]), "--model", str(folder)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=theirs, text=True, check=False)
+    os.close(theirs)
+    drawn = os.read(ours, 1 << 16).decode()
+    os.close(ours)
+    assert done.returncode == 0, drawn
+    assert [line.split(": ")[0] for line in done.stdout.splitlines()] == [str(clips[0]), str(clips[2])]
+    assert "two.wav" in drawn
+    assert "\x1b" not in done.stdout
+
+
+# --- damaged files
+
+
+KINDS = [("WAV", "PCM_16"), ("WAV", "FLOAT"), ("FLAC", "PCM_16"), ("OGG", "VORBIS"), ("AIFF", "PCM_16"), ("MP3", None)]
+
+
+def damaged(number: int) -> bytes:
+    """A short file of one of several kinds with bytes changed, cut or added; the same for the same number."""
+    dice = random.Random(number)
+    kind, subtype = dice.choice(KINDS)
+    file = io.BytesIO()
+    soundfile.write(file, speech(0.25), dice.choice([8000, 16000, 44100]), format=kind, subtype=subtype)
+    data = bytearray(file.getvalue())
+    for _ in range(dice.choice([1, 4, 32])):
+        place = dice.randrange(min(len(data), dice.choice([60, len(data)])))
+        data[place] = dice.randrange(256)
+    how = dice.randrange(3)
+    if how == 1:
+        del data[dice.randrange(len(data)) :]
+    elif how == 2:
+        at = dice.randrange(len(data))
+        data[at:at] = dice.randbytes(dice.choice([1, 7, 500]))
+    return bytes(data)
+
+
+def test_two_hundred_damaged_files_give_words_or_one_clear_line(tiny):
+    listener = TorchListener(tiny)
+    refused = []
+    for number in range(200):
+        try:
+            transcribe.transcribe(listener, damaged(number))
+        except LpaError as error:
+            refused.append(str(error))
+    assert all("audio bytes" in line and "\n" not in line for line in refused)
+    assert 20 < len(refused) < 180  # some are heard and some are not, or the test says little
