@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .noise import coloured
 from .recipe import TrainConfig
 
 SPEED_ONE = 4096  # speeds are whole multiples of 1/4096, so that positions in the audio are exact integers
@@ -90,14 +91,8 @@ def gather(audio: Tensor, starts: np.ndarray, lengths: np.ndarray, speed: np.nda
 
 def noise_bank(seed: int, device: torch.device) -> Tensor:
     """(colours, NOISE_SAMPLES) noise of unit power; each row goes on at its start when it ends."""
-    rng = np.random.default_rng((seed, len(NOISE_COLOURS)))
-    spectrum = np.fft.rfft(rng.standard_normal((len(NOISE_COLOURS), NOISE_SAMPLES)))
-    frequency = np.maximum(
-        np.arange(spectrum.shape[1]), NOISE_SAMPLES // 400
-    )  # flat below 40 Hz, where nothing is heard
-    noise = np.fft.irfft(spectrum / frequency ** (np.array(NOISE_COLOURS)[:, None] / 2))
-    noise /= np.sqrt((noise**2).mean(-1, keepdims=True))
-    return torch.from_numpy(noise.astype(np.float32)).to(device)
+    rows = [coloured(NOISE_SAMPLES, exponent, (seed, row)) for row, exponent in enumerate(NOISE_COLOURS)]
+    return torch.from_numpy(np.stack(rows)).to(device)
 
 
 def perturb(audio: Tensor, lengths: Tensor, draws: Draws, bank: Tensor) -> Tensor:

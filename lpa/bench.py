@@ -69,6 +69,7 @@ def bench_layer(
 
     from . import mixers as registry
     from .errors import choose
+    from .inspect import attention_mflop
 
     names = mixers or tuple(LAYER_ROWS)
     for name in names:
@@ -105,11 +106,6 @@ def bench_layer(
 
 def quartiles(values: list[float]) -> list[float]:
     return statistics.quantiles(values, n=4) if len(values) > 1 else values * 3
-
-
-def attention_mflop(dim: int, frames: int) -> float:
-    """Million operations a frame of full attention over that many frames."""
-    return (8 * dim * dim + 4 * dim * frames) / 1e6
 
 
 def random_attention(dim: int, heads: int):

@@ -98,20 +98,12 @@ def save(model: SpeechModel, folder: str | Path, weights: str = "float32") -> Pa
     folder = Path(folder)
     if folder.exists() and not (folder / "plan.json").is_file() and (not folder.is_dir() or any(folder.iterdir())):
         raise LpaError(f"{folder} exists and is no model folder; save somewhere else")
-    plan = Plan(model.family, model.base(), tuple(model.swaps[i] for i in sorted(model.swaps)), weights)
-    processor = {
-        "sample_rate": model.sample_rate,
-        "frame_rate": model.frame_rate,
-        "tokens": model.tokens.to_dict(),
-        "audio": model.preparation(),
-    }
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as work:
         fresh = Path(work) / "model"
         fresh.mkdir()
         save_file(pack(model.net.state_dict(), weights), fresh / "weights.safetensors")
-        (fresh / "processor.json").write_text(json.dumps(processor, indent=1, ensure_ascii=False) + "\n")
-        (fresh / "plan.json").write_text(plan.to_json())
+        describe(model, weights, fresh)
         shutil.copymode(fresh / "plan.json", fresh / "weights.safetensors")  # safetensors lets only its owner read it
         if folder.exists():
             for kept in folder.iterdir():  # a model card and the like stay with the model
@@ -121,6 +113,19 @@ def save(model: SpeechModel, folder: str | Path, weights: str = "float32") -> Pa
             os.rename(folder, Path(work) / "old")
         os.rename(fresh, folder)
     return folder
+
+
+def describe(model: SpeechModel, weights: str, folder: Path) -> None:
+    """Write plan.json and processor.json: what a runtime needs beside the weights."""
+    plan = Plan(model.family, model.base(), tuple(model.swaps[i] for i in sorted(model.swaps)), weights)
+    processor = {
+        "sample_rate": model.sample_rate,
+        "frame_rate": model.frame_rate,
+        "tokens": model.tokens.to_dict(),
+        "audio": model.preparation(),
+    }
+    (folder / "plan.json").write_text(plan.to_json())
+    (folder / "processor.json").write_text(json.dumps(processor, indent=1, ensure_ascii=False) + "\n")
 
 
 def restore(folder: str | Path) -> SpeechModel:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import tempfile
@@ -20,10 +19,10 @@ from torch import Tensor, nn
 from ..errors import LpaError
 from ..families import load
 from ..families.base import SpeechModel
-from ..plan import Plan
 from ..run import Listener
 from ..run.onnx import MODEL, OnnxListener
 from ..run.torch import TorchListener
+from ..surgery import describe
 from .forms import onnx_forms
 
 OPSET = 23  # the first with an Attention of its own
@@ -100,19 +99,6 @@ def check_folder(source: Path, out: Path) -> None:
         raise LpaError(f"{out} exists and is not an export to be written again; export somewhere else")
 
 
-def describe(model: SpeechModel, weights: str, folder: Path) -> None:
-    """Write plan.json and processor.json."""
-    plan = Plan(model.family, model.base(), tuple(model.swaps[i] for i in sorted(model.swaps)), weights)
-    processor = {
-        "sample_rate": model.sample_rate,
-        "frame_rate": model.frame_rate,
-        "tokens": model.tokens.to_dict(),
-        "audio": model.preparation(),
-    }
-    (folder / "plan.json").write_text(plan.to_json())
-    (folder / "processor.json").write_text(json.dumps(processor, indent=1, ensure_ascii=False) + "\n")
-
-
 @contextmanager
 def quiet() -> Iterator[None]:
     """Exporters warn of what they did not need."""
@@ -156,25 +142,7 @@ def trace(model: SpeechModel) -> torch.onnx.ONNXProgram:
             verbose=False,
         )
     assert program is not None  # only the old exporter returns None
-    fill_empty_sums(program.model.graph)
     return program
-
-
-def fill_empty_sums(graph: Any) -> None:
-    """Sum one zero where a sum has nothing to sum: ONNX Runtime gives the empty one a wrong shape."""
-    import onnx_ir as ir
-
-    for node in list(graph):
-        x = node.inputs[0] if node.op_type == "ReduceSum" else None
-        if x is None or x.shape is None or x.shape[-1] != 0:
-            continue
-        pads = ir.tensor([0] * (2 * len(x.shape) - 1) + [1], dtype=ir.DataType.INT64, name=f"{x.name}_pads")
-        constant = ir.node("Constant", [], attributes={"value": pads})
-        padded = ir.node("Pad", [x, constant.outputs[0]])
-        for value, name in ((constant.outputs[0], "pads"), (padded.outputs[0], "filled")):
-            value.name = f"{x.name}_{name}"
-        graph.insert_before(node, [constant, padded])
-        node.replace_input_with(0, padded.outputs[0])
 
 
 def softplus(x, beta: float = 1.0, threshold: float = 20.0):

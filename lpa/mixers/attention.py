@@ -64,7 +64,7 @@ class Attention(QueryMixer):
         return Mixed(blank_padding(self.out(self.attend(q, kv, bias)), mask))
 
     def mflop_per_frame(self) -> float:
-        """Without what grows with the recording: see lpa.bench.attention_mflop."""
+        """Without what grows with the recording: see lpa.inspect.attention_mflop."""
         return self.projection_mflop()
 
 

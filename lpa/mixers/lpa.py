@@ -115,8 +115,8 @@ class LPA(Mixer):
         split = [self.in_recording, self.in_frame]
         w_recording, w_frame = weight.split(split, -1)
         a_recording, a_frame = (None, None) if self.amplitude is None else self.amplitude.float().split(split, -1)
-        cover = w_frame.new_full((), self.in_frame) if self.in_frame else w_frame.new_zeros(())
-        total = w_frame.sum(-1)  # (B, T, H); the gate of a pulse anchored to the frame is one
+        cover = torch.full_like(weight[..., 0], self.in_frame)  # (B, T, H); a pulse anchored to the frame has gate one
+        total = w_frame.sum(-1) if self.in_frame else torch.zeros_like(cover)
         broadcast = passed = None
         if self.in_recording:
             gate, tilted = self._recording_gates(x, valid, gates, tau)  # (B, T, H, P) each

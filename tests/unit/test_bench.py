@@ -8,9 +8,10 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from lpa.bench import LAYER_ROWS, attention_mflop, bench_layer, layer_table, measure
+from lpa.bench import LAYER_ROWS, bench_layer, layer_table, measure
 from lpa.cli import app
 from lpa.errors import LpaError
+from lpa.inspect import attention_mflop
 
 SMALL = ["--frames", "20", "--frames", "40", "--dim", "32", "--heads", "4", "--rounds", "2"]
 
