@@ -64,9 +64,11 @@ def far_means(self: Pyramid, blocks: Tensor) -> list[Tensor]:
     return [torch.cat([pieces[:, :n, :count], before, pieces[:, 2:, count:], after], 2)]
 
 
-def positional_gates(self: Positional, frames: int, valid: Tensor, tau: float | None) -> Tensor:
+def positional_gates(
+    self: Positional, frames: int, lengths: Tensor | None, tau: float | None, device: torch.device
+) -> Tensor:
     """Computed each time: a kept mask would be one length's."""
-    level = self.level(frames, valid.sum(1))
+    level = self.level(frames, torch.ones(1, frames, device=device).sum(1), device)
     return (level >= 0).float() if tau is None else torch.sigmoid(level / tau)
 
 

@@ -35,8 +35,7 @@ class QueryMixer(Mixer):
     def project(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """x (B, T, D) → queries (B, T, D), keys and values side by side (B, T, 2D)."""
         dim = x.shape[-1]
-        q, kv = F.linear(x, self.qkv, F.pad(self.q_bias, (0, 2 * dim))).split([dim, 2 * dim], -1)
-        return q, kv
+        return F.linear(x, self.qkv[:dim], self.q_bias), F.linear(x, self.qkv[dim:])
 
     def attend(self, q: Tensor, kv: Tensor, bias: Tensor | None) -> Tensor:
         """q (N, L, D), kv (N, S, 2D), bias broadcastable to (N, H, L, S) → (N, L, D)."""
@@ -218,7 +217,9 @@ class Pyramid(QueryMixer):
         are averages of block means, so their cost hardly counts.
         """
         n, count, span = blocks.shape[1], len(self.config.pieces), sum(self.config.steps)
-        pieces = F.pad(self.piece_means.to(blocks.dtype) @ blocks, (0, 0, 0, 0, 1, 1))  # (B, n + 2, 2·count, C)
+        cut = self.piece_means.to(blocks.dtype).expand(len(blocks) * n, -1, -1)
+        pieces = torch.bmm(cut, blocks.flatten(0, 1)).unflatten(0, (len(blocks), n))  # (B, n, 2·count, C)
+        pieces = F.pad(pieces, (0, 0, 0, 0, 1, 1))
         whole = F.pad(blocks.mean(2, dtype=torch.float32), (0, 0, span + 1, span + 1))  # (B, n + 2·span + 2, C)
         slid = {1: whole}
         left, right = [pieces[:, :n, :count]], [pieces[:, 2:, count:]]

@@ -119,7 +119,7 @@ class LPA(Mixer):
         total = w_frame.sum(-1) if self.in_frame else torch.zeros_like(cover)
         broadcast = passed = None
         if self.in_recording:
-            gate, tilted = self._recording_gates(x, valid, gates, tau)  # (B, T, H, P) each
+            gate, tilted = self._recording_gates(x, mask, gates, tau)  # (B, T, H, P) each
             shared = w_recording * gate
             total = total + shared.sum(-1)
             cover = cover + gate.sum(-1)
@@ -158,9 +158,10 @@ class LPA(Mixer):
         return logits.float().unflatten(-1, (self.heads, -1)).softmax(-1)
 
     def _recording_gates(
-        self, x: Tensor, valid: Tensor, passed: Tensor | None, tau: float | None
+        self, x: Tensor, mask: Tensor | None, passed: Tensor | None, tau: float | None
     ) -> tuple[Tensor, Tensor]:
         """Gates of the pulses anchored to the recording, and the same with each window's tilt: (B, T, H, P)."""
+        valid = valid_frames(x, mask)
         gates, tilted = [], []
         if self.aperiodic is not None:
             gate, place = self.aperiodic.gates(x, valid, passed, tau)
@@ -169,13 +170,15 @@ class LPA(Mixer):
         if self.periodic is not None:
             gates.append(self.periodic.gates(x, valid, tau))
         if self.positional is not None:
-            gates.append(self.positional.gates(x.shape[1], valid, tau))
-        tilted += gates[len(tilted) :]
-        own = valid[:, :, None, None]
-        gate, tilted_gate = (
-            torch.cat([g.unflatten(-1, (self.heads, -1)) for g in family], -1) * own for family in (gates, tilted)
-        )
-        return gate, tilted_gate
+            lengths = None if mask is None else valid.sum(1)
+            gates.append(self.positional.gates(x.shape[1], lengths, tau, x.device).expand(len(x), -1, -1))
+
+        def join(family: list[Tensor]) -> Tensor:
+            joined = torch.cat([gate.unflatten(-1, (self.heads, -1)) for gate in family], -1)
+            return joined if mask is None else joined * mask[:, :, None, None]
+
+        gate = join(gates)
+        return gate, gate if self.tilt is None else join(tilted + gates[1:])
 
     def _recording_plain(self, x: Tensor, gate: Tensor, spread: Tensor) -> Tensor:
         v = self.value(x).unflatten(-1, (self.heads, -1))  # (B, T, H, E)

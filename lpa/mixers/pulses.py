@@ -20,6 +20,13 @@ from .blocks import remember
 NEVER = -1e9  # below any score; finite, so that a row of nothing but padding stays finite
 
 
+def causal_convolution(x: Tensor, kernel: Tensor) -> Tensor:
+    """Depthwise, over the frames so far: x (B, T, D), kernel (D, taps), the last tap the frame's own → (B, T, D)."""
+    image = x.transpose(1, 2).unsqueeze(2)  # one row of pixels, channels last: no copy
+    image = F.conv2d(image, kernel[:, None, None].to(x.dtype), padding=(0, kernel.shape[1] - 1), groups=x.shape[2])
+    return image.squeeze(2).transpose(1, 2)[:, : x.shape[1]]
+
+
 class Segments(NamedTuple):
     """Hard gates as runs of frames: pulse n covers [start, end) of each of its runs; empty runs have end ≤ start."""
 
@@ -46,10 +53,7 @@ class Aperiodic(nn.Module):
 
     def describe(self, x: Tensor, passed: Tensor | None) -> Tensor:
         """h (B, T, D/2): causal depthwise convolution, MLP, and what the layer before passed on."""
-        taps = self.kernel.shape[1]
-        image = x.transpose(1, 2).unsqueeze(2)  # one row of pixels, channels last: no copy
-        image = F.conv2d(image, self.kernel[:, None, None].to(x.dtype), padding=(0, taps - 1), groups=x.shape[2])
-        h = self.mlp(image.squeeze(2).transpose(1, 2)[:, : x.shape[1]])
+        h = self.mlp(causal_convolution(x, self.kernel))
         if self.context is not None and passed is not None:
             missing = self.context.in_features - passed.shape[1]  # layers may differ in their number of pulses
             passed = F.pad(passed, (0, missing)) if missing > 0 else passed[:, : self.context.in_features]
@@ -139,29 +143,38 @@ class Positional(nn.Module):
         self.waves = nn.Linear(2 * bases, pulses)
         nn.init.normal_(self.waves.weight, std=(2 * bases) ** -0.5 * 2)
         nn.init.zeros_(self.waves.bias)
-        self.hard_masks: dict[tuple, Tensor] = {}
+        self.bases: dict = {}
+        self.hard_masks: dict = {}
 
-    def level(self, frames: int, lengths: Tensor) -> Tensor:
-        """(B, T, N) before the threshold; lengths (B,) are the samples' own, never the padded one."""
-        bases = self.waves.in_features // 2
-        t = torch.arange(frames, device=lengths.device) / (lengths - 1).clamp(min=1).unsqueeze(1)  # (B, T)
-        angle = 2 * math.pi * t.unsqueeze(-1) * torch.arange(1, bases + 1, device=lengths.device)
-        waves = torch.cat([angle.sin(), angle.cos()], -1)
+    def level(self, frames: int, lengths: Tensor | None, device: torch.device) -> Tensor:
+        """(B, T, N) before the threshold; lengths (B,) are the samples' own. None: all are as long, and B is 1."""
+        if lengths is None:
+            whole = torch.tensor([frames], device=device)
+            waves = remember(self.bases, (frames, device), lambda: self.basis(frames, whole))
+        else:
+            waves = self.basis(frames, lengths)
         with exactly(waves):
             return F.linear(waves, self.waves.weight.float(), self.waves.bias.float())
 
-    def gates(self, frames: int, valid: Tensor, tau: float | None) -> Tensor:
-        lengths = valid.sum(1)
-        if tau is not None:
-            return torch.sigmoid(self.level(frames, lengths) / tau)
-        return torch.cat([self.hard_mask(frames, int(n), valid.device) for n in lengths.tolist()])
+    def basis(self, frames: int, lengths: Tensor) -> Tensor:
+        """(B, T, 2K): sines and cosines of t / (n − 1), n the sample's own length, never the padded one."""
+        t = torch.arange(frames, device=lengths.device) / (lengths - 1).clamp(min=1).unsqueeze(1)  # (B, T)
+        k = torch.arange(1, self.waves.in_features // 2 + 1, device=lengths.device)
+        angle = 2 * math.pi * t.unsqueeze(-1) * k
+        return torch.cat([angle.sin(), angle.cos()], -1)
 
-    def hard_mask(self, frames: int, length: int, device) -> Tensor:
+    def gates(self, frames: int, lengths: Tensor | None, tau: float | None, device: torch.device) -> Tensor:
+        if tau is not None:
+            return torch.sigmoid(self.level(frames, lengths, device) / tau)
+        own = [frames] if lengths is None else lengths.tolist()
+        return torch.cat([self.hard_mask(frames, length, device) for length in own])
+
+    def hard_mask(self, frames: int, length: int, device: torch.device) -> Tensor:
         """(1, T, N), made once for a length and kept as long as the weights stay as they are."""
         weight, bias = self.waves.weight, self.waves.bias
         key = (frames, length, device, weight._version, bias._version, weight.data_ptr())
-        length_of = torch.tensor([length], device=device)
-        return remember(self.hard_masks, key, lambda: (self.level(frames, length_of) >= 0).float())
+        own = torch.tensor([length], device=device)
+        return remember(self.hard_masks, key, lambda: (self.level(frames, own, device) >= 0).float())
 
 
 def segment_sums(x: Tensor, segments: Segments) -> tuple[Tensor, Tensor]:

@@ -13,8 +13,9 @@ from lpa.errors import LpaError
 from lpa.mixers import build
 from lpa.mixers.frames import Anchored, rungs
 from lpa.mixers.lpa import LPAConfig
-from lpa.mixers.pulses import Aperiodic, Periodic, Positional, Segments, segment_sums
+from lpa.mixers.pulses import Aperiodic, Periodic, Positional, Segments, causal_convolution, segment_sums
 
+CPU = torch.device("cpu")
 COUNTS = st.fixed_dictionaries(
     {f: st.integers(0, 3) for f in ("aperiodic", "periodic", "positional", "anchored", "ladder")}
 )
@@ -84,8 +85,10 @@ def test_hard_is_the_limit_of_soft(frames, seed):
     level = torch.cos(2 * math.pi * (torch.arange(frames)[:, None] / period - phase)) - torch.cos(math.pi * duty)
     away = level.abs() > 0.02
     torch.testing.assert_close(periodic.gates(x, valid, tau)[0][away], periodic.gates(x, valid, None)[0][away])
-    away = positional.level(frames, torch.tensor([frames])).abs() > 0.02
-    torch.testing.assert_close(positional.gates(frames, valid, tau)[away], positional.gates(frames, valid, None)[away])
+    away = positional.level(frames, None, CPU).abs() > 0.02
+    torch.testing.assert_close(
+        positional.gates(frames, None, tau, CPU)[away], positional.gates(frames, None, None, CPU)[away]
+    )
 
 
 @settings(max_examples=40, deadline=None)
@@ -170,11 +173,11 @@ def test_gates_passed_on_are_the_mean_over_own_frames():
 
 def test_hard_masks_are_made_once_for_a_length_and_anew_for_new_weights():
     positional = Positional(3, 4)
-    first = positional.hard_mask(9, 9, torch.device("cpu"))
-    assert positional.hard_mask(9, 9, torch.device("cpu")) is first
+    first = positional.hard_mask(9, 9, CPU)
+    assert positional.hard_mask(9, 9, CPU) is first
     with torch.no_grad():
         positional.waves.bias.add_(100)
-    assert positional.hard_mask(9, 9, torch.device("cpu")).all()
+    assert positional.hard_mask(9, 9, CPU).all()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -194,8 +197,8 @@ def test_gates_stay_right_at_an_hour(dtype):
         assert (exact - got).abs().max() < (0.01 if tau == 0.5 else 0.2)
     hard = periodic.gates(x, valid, None)
     assert (hard != periodic.double().gates(x.double(), valid, None)).float().mean() < 1e-4
-    got = positional.float().gates(frames, valid, 0.5)
-    assert got[0, -1].allclose(positional.gates(1000, valid[:, :1000], 0.5)[0, -1], atol=1e-3), "the ends are the ends"
+    got = positional.float().gates(frames, None, 0.5, CPU)
+    assert got[0, -1].allclose(positional.gates(1000, None, 0.5, CPU)[0, -1], atol=1e-3), "the ends are the ends"
     h = torch.randn(1, frames, dim // 2).to(dtype)
     aperiodic = aperiodic.to(dtype)
     for tau in (0.5, None):
@@ -249,7 +252,7 @@ def test_autocast_does_not_reach_the_gates():
 
     def gates():
         where = torch.stack([a.double() for a in aperiodic.locate(h, valid, 0.5)])
-        return where, periodic.gates(x, valid, 0.5), positional.gates(300, valid, 0.5), *anchored.edges(x)
+        return where, periodic.gates(x, valid, 0.5), positional.gates(300, None, 0.5, CPU), *anchored.edges(x)
 
     exact = gates()
     with torch.autocast("cpu", torch.bfloat16):
@@ -258,3 +261,13 @@ def test_autocast_does_not_reach_the_gates():
     torch.testing.assert_close(trained[0], exact[0], atol=0.01, rtol=0.01)  # the mean it finds there may be bf16
     for a, b in zip(trained[1:], exact[1:], strict=True):
         assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("frames", [1, 3, 5, 40])
+def test_causal_convolution_is_its_sum(frames):
+    x, kernel = torch.randn(2, frames, 6, dtype=torch.float64), torch.randn(6, 5, dtype=torch.float64)
+    expected = torch.zeros_like(x)
+    for t in range(frames):
+        for back in range(min(5, t + 1)):
+            expected[:, t] += x[:, t - back] * kernel[:, 4 - back]
+    torch.testing.assert_close(causal_convolution(x, kernel), expected)
