@@ -42,7 +42,7 @@ def write(
         **more,
         "commit": commit(),
         "machine": machine or describe_machine(),
-        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "command": " ".join([Path(sys.argv[0]).name.replace("__main__.py", "lpa"), *sys.argv[1:]]),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
     }
     check(record, "this record")
