@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import asdict, dataclass, fields
 from typing import Any, ClassVar
 
@@ -135,8 +136,8 @@ class MixerSite(nn.Module):
         return y
 
 
-class SpeechModel(nn.Module):
-    """A speech encoder, with or without a CTC head. Families fill in what raises NotImplementedError here."""
+class SpeechModel(nn.Module, ABC):
+    """A speech encoder, with or without a CTC head. Families fill in what is abstract here."""
 
     Settings: ClassVar[Any]  # the frozen dataclass of what we configure beside Hugging Face's own configuration
     attention_name: ClassVar[str] = "attention"  # what a layer calls its attention
@@ -150,29 +151,30 @@ class SpeechModel(nn.Module):
         self.swaps: dict[int, Swap] = {}
         self.flow = Flow()
 
+    @abstractmethod
     def front(self, audio: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Audio (B, S) in [-1, 1], own samples (B,) → features (B, T', C), own feature frames (B,)."""
-        raise NotImplementedError
 
+    @abstractmethod
     def encode(self, features: Tensor, lengths: Tensor, hidden: bool = False) -> Output:
-        raise NotImplementedError
+        """Features and own feature frames, as `front` gives them → logits; with `hidden`, what every layer gave too."""
 
+    @abstractmethod
     def frames(self, samples: int) -> int:
         """Output frames for that many samples."""
-        raise NotImplementedError
 
     def forward(self, audio: Tensor, lengths: Tensor | None = None, hidden: bool = False) -> Output:
         return self.encode(*self.front(audio, lengths), hidden=hidden)
 
     @property
+    @abstractmethod
     def encoder(self) -> Any:
         """The Hugging Face encoder, whose `layers` hold the attention."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def width(self) -> tuple[int, int]:
         """(hidden size, attention heads)."""
-        raise NotImplementedError
 
     @property
     def dtype(self) -> torch.dtype:
@@ -194,9 +196,9 @@ class SpeechModel(nn.Module):
         full = self.config.to_dict()
         return {**{k: full[k] for k in network_fields(type(self.config))}, **asdict(self.settings)}
 
+    @abstractmethod
     def preparation(self) -> dict[str, Any]:
         """What a runtime without torch needs to know to prepare audio."""
-        raise NotImplementedError
 
 
 def network_fields(config: type[PreTrainedConfig]) -> list[str]:
