@@ -57,7 +57,7 @@ def list_left_out(bad: list[tuple[str, str]], path: Path) -> None:
 class Ticker:
     """Progress on stderr: a bar with an estimate on a terminal, else a line now and then."""
 
-    def __init__(self, step: int, steps: int, active: bool, every: float = 10.0):
+    def __init__(self, place: float, steps: int, active: bool, every: float = 10.0):
         self.steps, self.active, self.every, self.last = steps, active, every, -math.inf
         self.bar: Any = None
         if active and sys.stderr.isatty():
@@ -66,17 +66,17 @@ class Ticker:
 
             columns = (*progress.Progress.get_default_columns(), progress.TextColumn("{task.fields[text]}"))
             self.bar = progress.Progress(*columns, console=Console(stderr=True))
-            self.task = self.bar.add_task("training", total=steps, completed=step, text="")
+            self.task = self.bar.add_task("training", total=steps, completed=place, text="")
             self.bar.start()
 
-    def show(self, step: int, text: str, pace: float = 0.0) -> None:
-        """`pace` in steps a second; a message without one is always shown."""
+    def show(self, place: float, text: str, pace: float = 0.0) -> None:
+        """`place` of `steps`, `pace` of it a second; a message without one is always shown."""
         if self.bar is not None:
-            self.bar.update(self.task, completed=step, text=text)
+            self.bar.update(self.task, completed=place, text=text)
         elif self.active and (not pace or time.monotonic() - self.last >= self.every):
             self.last = time.monotonic()
-            left = f"  {(self.steps - step) / pace / 60:.1f} min left" if pace else ""
-            print(f"step {step}/{self.steps}  {text}{left}", file=sys.stderr, flush=True)
+            left = f"  {(self.steps - place) / pace / 60:.1f} min left" if pace else ""
+            print(f"{min(1, place / self.steps):4.0%}  {text}{left}", file=sys.stderr, flush=True)
 
     def __enter__(self) -> Ticker:
         return self

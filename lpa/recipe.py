@@ -61,6 +61,9 @@ class TrainConfig:
     out: str = option("", "run folder: checkpoint, records, and the model in the end", free=True)
     seed: int = option(0, "decides weights, order and augmentation")
     steps: int = option(1000, "optimiser steps")
+    minutes: float = option(
+        0.0, "train for this long by the clock, with the schedule of `steps` stretched to it; 0: off"
+    )
     lr: float = option(2e-4, "peak learning rate")
     warmup: float = option(0.1, "share of the steps over which lr rises")
     schedule: str = option("cosine", "how lr falls afterwards: cosine, linear or constant")
@@ -87,6 +90,7 @@ class TrainConfig:
     temperature: float = option(1.0, "of both posteriors in the KL")
     # housekeeping
     device: str = option("auto", "auto or cpu", free=True)
+    compile: bool = option(False, "torch.compile the layers: slow to start, then quicker on a GPU", free=True)
     audio_on_device: str = option(
         "auto", "keep all audio on the training device: auto (if it fits), yes or no", free=True
     )

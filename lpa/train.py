@@ -70,7 +70,7 @@ def objective(config: TrainConfig, blank: int) -> Objective:
     return parts
 
 
-def rate(config: TrainConfig, step: int) -> float:
+def rate(config: TrainConfig, step: float) -> float:
     """The share of lr at a step (counted from 0): up over the warm-up, then down to the floor."""
     warmup = config.warmup * config.steps
     if step < warmup:
@@ -150,6 +150,15 @@ class Run:
         self.model, self.feed, self.batches, self.optimizer, self.average = model, feed, batches, optimizer, average
         self.path, self.accelerator = path, accelerator
         self.step, self.seconds = 0, 0.0
+        self.place: float = 0  # in the schedule of config.steps: the step itself, or by the clock
+
+    def move_on(self, config: TrainConfig, seconds: float) -> None:
+        """Find the place in the schedule, after so many seconds of training; the same in every process."""
+        self.place = self.step
+        if config.minutes:
+            self.place = config.steps * seconds / (60 * config.minutes)
+            if self.accelerator.num_processes > 1:
+                self.place = broadcast(torch.tensor([self.place], device=self.accelerator.device)).item()
 
     def restore(self) -> None:
         """Go on from the checkpoint, if there is one."""
@@ -212,13 +221,13 @@ def fit(
     teacher: SpeechModel | None = None,
     parameters: list[dict[str, Any]] | None = None,
     loss: Objective | None = None,
-    on_step: Callable[[int], None] | None = None,
+    on_step: Callable[[float], None] | None = None,
     on_eval: Evaluation | None = None,
 ) -> bool:
     """Train a model for config.steps; whether it is done (else max_minutes were over, and the same call goes on).
 
     `parameters` are AdamW's groups, each with a `scale` of lr; `loss` gives the parts with their weights; `on_step` is
-    called before each step, `on_eval` gives an evaluation's record. When it is done the model has the averaged weights.
+    called before each with its place in the schedule, `on_eval` gives an evaluation's record. When it is done the model has the averaged weights.
     """
     groups = parameter_groups(model, config) if parameters is None else parameters
     trained = [p for g in groups for p in g["params"]]
@@ -230,6 +239,9 @@ def fit(
         teacher.to(accelerator.device).eval().requires_grad_(False)
     for group in groups:
         group.setdefault("scale", 1.0)
+    if config.compile:
+        for layer in [layer for m in (model, teacher) if m is not None for layer in m.encoder.layers]:
+            layer.compile(dynamic=True)
     fused = accelerator.device.type == "cuda" or None
     optimizer = torch.optim.AdamW(groups, config.lr, config.betas, weight_decay=config.weight_decay, fused=fused)
     student, optimizer = accelerator.prepare(Student(model), optimizer)
@@ -275,7 +287,7 @@ class Step:
         )
         norm = accelerator.clip_grad_norm_(self.student.parameters(), config.clip or math.inf)
         for group in run.optimizer.param_groups:
-            group["lr"] = config.lr * group["scale"] * rate(config, run.step)
+            group["lr"] = config.lr * group["scale"] * rate(config, run.place)
         run.optimizer.step()
         run.optimizer.zero_grad()
         run.average.update(run.step)
@@ -306,27 +318,32 @@ def _loop(run: Run, step: Step, config: TrainConfig, on_step, on_eval: Evaluatio
     before, marked_step = run.seconds, run.step
     totals, norms = [], []  # since the last record, left on the device
     run.model.train()
-    with Ticker(run.step, config.steps, main) as ticker:
-        while run.step < config.steps:
+    run.move_on(config, run.seconds)
+    with Ticker(run.place, config.steps, main) as ticker:
+        while run.place < config.steps:
             if on_step is not None:
-                on_step(run.step)
+                on_step(run.place)
+            place = run.place
             weights, sums, norm = step()
             totals.append(sums)
             norms.append(norm)
-            last = run.step == config.steps
+            run.move_on(config, before + time.monotonic() - began)
+            last = run.place >= config.steps
             if record_due := last or run.step % config.log_every == 0:
                 record = _summary(run, weights, torch.stack(totals).sum(0), torch.stack(norms).mean())
                 now = time.monotonic()
                 run.seconds, pace = before + now - began, (run.step - marked_step) / (now - marked)
-                lr = config.lr * rate(config, run.step - 1)
+                lr = config.lr * rate(config, place)
                 records.add(step=run.step, **record, lr=lr, seconds=run.seconds, steps_per_second=pace)
-                ticker.show(run.step, f"loss {record['loss']:.4f}  {pace:.2f} steps/s", pace)
+                text = f"step {run.step}  loss {record['loss']:.4f}  {pace:.2f} steps/s"
+                ticker.show(run.place, text, run.place / max(run.seconds, 1e-9))
                 marked, marked_step, totals, norms = now, run.step, [], []
             if on_eval is not None and (last or (config.eval_every and run.step % config.eval_every == 0)):
                 started = time.monotonic()
                 evaluation = _evaluate(run, on_eval)
                 records.add(step=run.step, **evaluation)
-                ticker.show(run.step, "  ".join(f"{k} {v:.2f}" for k, v in evaluation.items() if isinstance(v, float)))
+                text = "  ".join(f"{k} {v:.2f}" for k, v in evaluation.items() if isinstance(v, float))
+                ticker.show(run.place, f"step {run.step}  {text}")
                 marked += time.monotonic() - started
             if record_due:
                 minutes = [(time.monotonic() - since) / 60 for since in (began, kept)]
@@ -337,7 +354,7 @@ def _loop(run: Run, step: Step, config: TrainConfig, on_step, on_eval: Evaluatio
                     kept = time.monotonic()
                 if over:
                     break
-    return run.step == config.steps
+    return run.place >= config.steps
 
 
 def _evaluate(run: Run, on_eval: Evaluation) -> dict[str, Any]:
@@ -439,6 +456,6 @@ def train(config: TrainConfig) -> Path:
     if done and accelerator.is_main_process:
         surgery.save(model, out / "model")
         with whole_file(out / "finished.json") as file:
-            file.write(json.dumps({"steps": config.steps, "processes": accelerator.num_processes}).encode())
+            file.write(json.dumps({"processes": accelerator.num_processes}).encode())
     accelerator.wait_for_everyone()
     return out / "model" if done else out

@@ -223,6 +223,29 @@ def test_lr_rises_and_falls_as_the_recipe_says(tmp_path):
     assert rate(dataclasses.replace(config, schedule="cosine"), 55) == pytest.approx(0.1 + 0.9 * 0.5)
 
 
+def test_a_run_by_the_clock_ends_its_schedule_in_time(tmp_path):
+    config = config_for(
+        tmp_path, "clock", steps=10**6, minutes=0.03, log_every=1, eval_every=0, lr_floor=0.0, max_minutes=0.015
+    )
+    train(config)
+    assert not (Path(config.out) / "finished.json").exists()  # interrupted half way: the clock goes on from there
+    train(dataclasses.replace(config, max_minutes=0.0))
+    seconds, rates = list(records(config, "seconds").values()), list(records(config, "lr").values())
+    assert 1.8 <= seconds[-1] < 6
+    assert np.argmax(rates) < len(rates) - 1
+    assert rates[-1] < max(rates) / 2
+    assert (Path(config.out) / "model" / "plan.json").is_file()
+
+
+def test_compiled_layers_train_like_plain_ones(tmp_path):
+    plain, compiled = (
+        config_for(tmp_path, name, steps=2, eval_every=0, compile=name == "compiled") for name in ("plain", "compiled")
+    )
+    for config in (plain, compiled):
+        train(config)
+    assert list(records(compiled, "loss").values()) == pytest.approx(list(records(plain, "loss").values()), rel=1e-4)
+
+
 def test_lr_scale_groups_and_freezes(tmp_path):
     config = config_for(tmp_path, "groups", lr_scale={"net.encoder.conv*": 0.0, "net.head.*": 5.0})
     model = starting_model(config)
