@@ -9,7 +9,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import LpaError
-from .base import Mixed, Mixer, MixerConfig, Projections, blank_padding, copy_linear, projections, split_heads
+from .base import (
+    Mixed,
+    Mixer,
+    MixerConfig,
+    Projections,
+    blank_padding,
+    copy_linear,
+    frames_ahead,
+    projections,
+    split_heads,
+)
 from .blocks import key_blocks, query_blocks, remember, unblock, valid_frames, window_means
 
 NEVER = -1e9  # a score no softmax will ever choose; finite, so that a row of nothing but padding stays finite too
@@ -71,6 +81,8 @@ class Attention(QueryMixer):
 class WindowConfig(MixerConfig):
     side: int = 64  # frames either side that a frame can look at
     block: int = 32  # frames computed together; speed only
+    right: int | None = None  # fewer frames ahead than that
+    places: bool = False  # a learned score, from zero, for every distance: for models without position embeddings
 
 
 class Window(QueryMixer):
@@ -83,11 +95,16 @@ class Window(QueryMixer):
         if config.side < 0 or config.block < 1:
             raise LpaError(f"a window needs side ≥ 0 and block ≥ 1, not {config.side} and {config.block}")
         self.side, self.block = config.side, config.block
-        self.reach = (config.side, config.side)
+        self.places = nn.Parameter(torch.zeros(self.heads, 2 * config.side + 1)) if config.places else None
+        self.look_ahead(config.side if config.right is None else config.right)
 
     @classmethod
     def from_attention(cls, attention, config):
         return cls(projections(attention), config)
+
+    def look_ahead(self, frames: int) -> None:
+        self.right = frames_ahead(frames, self.side)
+        self.reach = (self.side, self.right)
 
     def mix(self, x: Tensor, mask: Tensor | None = None, gates=None, skip=None) -> Mixed:
         batch, frames, _ = x.shape
@@ -96,20 +113,26 @@ class Window(QueryMixer):
             -1
         )  # (N, block + 2·side)
         offset = torch.arange(valid.shape[1], device=x.device) - torch.arange(self.block, device=x.device)[:, None]
-        seen = valid[:, None] & (offset >= 0) & (offset <= 2 * self.side)  # (N, block, block + 2·side)
+        seen = valid[:, None] & (offset >= 0) & (offset <= self.side + self.right)  # (N, block, block + 2·side)
         y = self.attend(
             query_blocks(q, self.block, self.side),
             key_blocks(kv, self.block, self.side),
-            torch.where(seen, 0.0, NEVER).unsqueeze(1),
+            self.scores(offset, seen),
         )
         return Mixed(blank_padding(self.out(unblock(y, batch, frames)), mask))
+
+    def scores(self, offset: Tensor, seen: Tensor) -> Tensor:
+        """What a key's place adds, (·, H or 1, L, S); offset (L, S) is from the window's start, seen (·, L, S)."""
+        bias = torch.where(seen, 0.0, NEVER).unsqueeze(1)
+        return bias if self.places is None else bias + self.places[:, offset.clamp(0, 2 * self.side)]
 
     def definition(self, x: Tensor, mask: Tensor | None = None) -> Mixed:
         """Full attention with everything outside the window masked: n×n, for the tests."""
         q, kv = self.project(blank_padding(x, mask))
         t = torch.arange(x.shape[1], device=x.device)
-        seen = ((t - t[:, None]).abs() <= self.side) & valid_frames(x, mask)[:, None]
-        return Mixed(blank_padding(self.out(self.attend(q, kv, torch.where(seen, 0.0, NEVER).unsqueeze(1))), mask))
+        offset = t - t[:, None]
+        seen = (-self.side <= offset) & (offset <= self.right) & valid_frames(x, mask)[:, None]
+        return Mixed(blank_padding(self.out(self.attend(q, kv, self.scores(offset + self.side, seen))), mask))
 
     def mflop_per_frame(self) -> float:
         return self.projection_mflop() + 4 * self.out.in_features * (2 * self.side + 1) / 1e6
@@ -120,6 +143,8 @@ class PyramidConfig(MixerConfig):
     block: int = 16  # frames that share their windows, and see one another frame by frame
     pieces: tuple[int, ...] = (2, 2, 4, 8)  # how the blocks beside it are cut, nearest piece first; together one block
     steps: tuple[int, ...] = (1, 2, 4, 8)  # widths of the windows beyond that, in blocks
+    right: int | None = None  # see no window that ends more frames than this after the block
+    places: bool = False  # a learned score, from zero, for every window: for models without position embeddings
 
 
 class Pyramid(QueryMixer):
@@ -133,6 +158,7 @@ class Pyramid(QueryMixer):
     Config = PyramidConfig
     AT_ONCE = 64  # blocks whose key lists are laid out together on the CPU: they stay in the cache
     widths: Tensor
+    ends: Tensor
     piece_means: Tensor
 
     def __init__(self, source: Projections, config: PyramidConfig):
@@ -141,16 +167,25 @@ class Pyramid(QueryMixer):
             raise LpaError(f"pieces {config.pieces} must be positive and add up to the block of {config.block}")
         self.config = config
         self.covers: dict = {}
-        span = config.block * (1 + sum(config.steps))
-        self.reach = (span + config.block - 1, span + config.block - 1)
+        self.span = config.block * (1 + sum(config.steps))
+        self.look_ahead(self.span if config.right is None else config.right)
         lo, hi = self.windows()
+        self.places = nn.Parameter(torch.zeros(self.heads, config.block, len(lo))) if config.places else None
         self.register_buffer("widths", (hi - lo).float(), persistent=False)
+        self.register_buffer("ends", hi.contiguous(), persistent=False)
         self.register_buffer("piece_means", self._piece_means(), persistent=False)
 
     @classmethod
     def from_attention(cls, attention, config):
         source = projections(attention)
         return cls(source, config).to(source.out.weight.device)
+
+    def look_ahead(self, frames: int) -> None:
+        """Beyond the frame's own block, which it always sees."""
+        self.right = frames_ahead(frames, self.span)
+        last = self.config.block - 1
+        self.reach = (self.span + last, self.right + last)
+        self.covers.clear()
 
     def windows(self) -> tuple[Tensor, Tensor]:
         """First frame and end of every window, counted from the start of the frame's block: two (P,) tensors."""
@@ -174,7 +209,10 @@ class Pyramid(QueryMixer):
         k, v = (a.unflatten(-1, (self.heads, -1)) for a in pooled.chunk(2, -1))
         q = q.double().unflatten(-1, (self.heads, -1))  # (B, T, H, E)
         scores = torch.einsum("bthe,btphe->bthp", q, k) * self.scale
-        scores += torch.where(counts > 0, counts.clamp(min=1).log(), NEVER).unsqueeze(2)
+        seen = (counts > 0) & (hi <= self.config.block + self.right)
+        scores += torch.where(seen, counts.clamp(min=1).log(), NEVER).unsqueeze(2)
+        if self.places is not None:
+            scores += self.places.transpose(0, 1)[torch.arange(x.shape[1]) % self.config.block]  # (T, H, P)
         y = torch.einsum("bthp,btphe->bthe", scores.softmax(-1), v).flatten(2).to(x.dtype)
         return Mixed(blank_padding(self.out(y), mask))
 
@@ -198,16 +236,21 @@ class Pyramid(QueryMixer):
         for at in range(0, q.shape[1], together):
             some = slice(at, at + together)
             keys = torch.cat([part[:, some] for part in parts], 2)  # (B, n', P, 2D)
-            y = self.attend(q[:, some].flatten(0, 1), keys.flatten(0, 1), bias[:, some].flatten(0, 1))
+            y = self.attend(q[:, some].flatten(0, 1), keys.flatten(0, 1), self.scores(bias[:, some].flatten(0, 1)))
             done.append(y.view(batch, -1, y.shape[-1]))
         return Mixed(blank_padding(self.out(torch.cat(done, 1)[:, :frames]), mask))
+
+    def scores(self, bias: Tensor) -> Tensor:
+        """What the number of a window's frames adds, (N, 1, 1, P), and its place: (N, H or 1, block or 1, P)."""
+        return bias if self.places is None else bias + self.places
 
     def _cover(self, valid: Tensor, pad: int) -> tuple[list[Tensor], Tensor]:
         """The share of each far window that is in the recording, and what the number of its frames adds to a score."""
         own = F.pad(valid, (0, pad)).to(torch.float32).view(len(valid), -1, self.config.block, 1)
         cover = self._far_means(own)
         counts = torch.cat([own, *cover], 2).squeeze(-1) * self.widths  # (B, n, P)
-        bias = torch.where(counts > 0.5, counts.clamp(min=1).log(), NEVER)[..., None, None, :]
+        seen = (counts > 0.5) & (self.ends <= self.config.block + self.right)
+        bias = torch.where(seen, counts.clamp(min=1).log(), NEVER)[..., None, None, :]
         return [share.clamp(min=1e-6) for share in cover], bias
 
     def _far_means(self, blocks: Tensor) -> list[Tensor]:

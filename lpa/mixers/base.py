@@ -92,6 +92,10 @@ class Mixer(nn.Module, ABC):
     def mix(self, x: Tensor, mask: Tensor | None, gates: Tensor | None, skip: Tensor | None) -> Mixed:
         """The fast form of what `forward` promises."""
 
+    def look_ahead(self, frames: int) -> None:
+        """From now on see at most so many frames ahead, as if the recording ended there."""
+        raise LpaError(f"what {type(self).__name__} sees ahead is fixed; it cannot be limited")
+
     @abstractmethod
     def mflop_per_frame(self) -> float:
         """Million floating-point operations a frame, multiply and add counted as two."""
@@ -105,6 +109,13 @@ def blank_padding(x: Tensor, mask: Tensor | None) -> Tensor:
 def exactly(x: Tensor) -> torch.autocast:
     """No autocast inside: positions, phases and gates stay float32 whatever the training precision."""
     return torch.autocast(x.device.type, enabled=False)
+
+
+def frames_ahead(frames: int, most: int) -> int:
+    """How far a mixer that could see `most` frames ahead sees, once limited."""
+    if frames < 0:
+        raise LpaError(f"a layer cannot look {frames} frames ahead; `right` must be 0 or more")
+    return min(frames, most)
 
 
 def split_heads(dim: int, heads: int) -> int:

@@ -42,7 +42,7 @@ class Anchored(nn.Module):
 
     def __init__(self, dim: int, heads: int, count: int, reach: int):
         super().__init__()
-        self.heads, self.count, self.reach = heads, count, reach
+        self.heads, self.count, self.reach, self.right = heads, count, reach, reach
         self.place = nn.Linear(dim, 2 * heads * count)
         lo, hi = torch.tensor(rungs(count, reach), dtype=torch.float32).T
         half = ((hi - lo - 1) / 2).clamp(0.02 * reach, 0.9 * reach)
@@ -53,13 +53,17 @@ class Anchored(nn.Module):
             self.place.bias.copy_(start[:, None].expand(-1, heads, -1).flatten())
 
     def edges(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """lo, hi (B, T, H, P) in float32, counted from the frame itself; −reach ≤ lo < hi ≤ reach + 1."""
+        """lo, hi (B, T, H, P) in float32, counted from the frame itself; −reach ≤ lo ≤ hi ≤ right + 1."""
         with exactly(x):
             raw = F.linear(x.float(), self.place.weight.float(), self.place.bias.float())
         raw = raw.unflatten(-1, (2, self.heads, self.count))
         half = self.reach * raw[..., 1, :, :].sigmoid()
         offset = (self.reach - half) * raw[..., 0, :, :].tanh()
-        return offset - half, offset + half + 1
+        lo, hi = offset - half, offset + half + 1
+        return (lo, hi) if self.right == self.reach else (lo.clamp(max=self.right + 1), hi.clamp(max=self.right + 1))
+
+    def look_ahead(self, frames: int) -> None:
+        self.right = min(self.reach, frames)
 
     def sizes(self, x: Tensor, mask: Tensor | None, lo: Tensor, hi: Tensor) -> Tensor:
         return covered(valid_frames(x, mask), lo, hi)
@@ -76,7 +80,7 @@ class Anchored(nn.Module):
             steps = steps.scatter_add(2, index, sign * weight * (1 - part))
             steps = steps.scatter_add(2, index + 1, sign * weight * part)
         tap = torch.arange(taps, device=lo.device) - at  # past the last edge a running sum leaves its rounding:
-        return steps.cumsum(2)[..., :taps] * (tap.abs() <= reach)  # that may not leak
+        return steps.cumsum(2)[..., :taps] * ((tap >= -reach) & (tap <= self.right))  # that may not leak
 
 
 class Ladder(nn.Module):
@@ -96,6 +100,15 @@ class Ladder(nn.Module):
         self.register_buffer("boxes", boxes.float(), persistent=False)
         self.register_buffer("lo", lo.contiguous(), persistent=False)
         self.register_buffer("hi", hi.contiguous(), persistent=False)
+
+    def look_ahead(self, frames: int) -> None:
+        """Windows end no later; those that begin later are empty."""
+        with torch.no_grad():
+            tap = torch.arange(self.boxes.shape[2]) - torch.arange(BLOCK).view(-1, 1, 1) - self.reach
+            self.boxes *= (tap <= frames).to(self.boxes.device)
+            self.lo.clamp_(max=frames + 1)
+            self.hi.clamp_(max=frames + 1)
+        self.counts.clear()
 
     def edges(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """As whole numbers in float32, (1, 1, 1, P): the same for every frame and head."""

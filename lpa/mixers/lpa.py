@@ -18,7 +18,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import LpaError
-from .base import Mixed, Mixer, MixerConfig, Projections, blank_padding, copy_linear, projections, split_heads
+from .base import (
+    Mixed,
+    Mixer,
+    MixerConfig,
+    Projections,
+    blank_padding,
+    copy_linear,
+    frames_ahead,
+    projections,
+    split_heads,
+)
 from .blocks import valid_frames
 from .frames import BLOCK, Anchored, Ladder, pool_band, pool_frames, rungs
 from .pulses import Aperiodic, Periodic, Positional, segment_sums
@@ -36,6 +46,7 @@ class LPAConfig(MixerConfig):
     anchored: int = 0
     ladder: int = 0
     reach: int = 64  # frames either side that anchored pulses and the ladder can look at
+    right: int | None = None  # fewer frames ahead than that
     kernel: int = 5  # taps of the causal convolution the aperiodic gates see through
     bases: int = 16  # sines and cosines of the positional gates
     weights: str = "frame"  # what the pulse weights depend on: frame, utterance or static
@@ -91,12 +102,23 @@ class LPA(Mixer):
                 self.gate.bias.fill_(4.0)  # open: σ(4) = 0.98
             if self.aperiodic is not None and c.selective_init:
                 self.aperiodic.mlp[0].get_parameter("weight").copy_(source.q.weight[: dim // 2])
-        self.reach = None if self.in_recording else (c.reach, c.reach)
+        bounded = not self.in_recording and c.weights != "utterance"
+        self.reach = (c.reach, c.reach) if bounded else None
+        if c.right is not None:
+            self.look_ahead(c.right)
 
     @classmethod
     def from_attention(cls, attention, config):
         source = projections(attention)
         return cls(source, config).to(source.out.weight)
+
+    def look_ahead(self, frames: int) -> None:
+        if self.reach is None:
+            raise LpaError("this lpa layer hears the whole recording; what it sees ahead cannot be limited")
+        self.reach = (self.config.reach, frames_ahead(frames, self.config.reach))
+        for family in (self.anchored, self.ladder):
+            if family is not None:
+                family.look_ahead(frames)
 
     def mix(
         self, x: Tensor, mask: Tensor | None = None, gates: Tensor | None = None, skip: Tensor | None = None

@@ -42,6 +42,24 @@ def test_fast_form_is_the_definition(name, lengths, seed):
     same_values_and_gradients(mixer, lambda x: mixer(x, mask), lambda x: mixer.definition(x, mask), x, 1e-5)
 
 
+@pytest.mark.parametrize("name", ["window", "pyramid"])
+@settings(max_examples=12, deadline=None)
+@given(lengths=st.lists(st.integers(1, 40), min_size=1, max_size=3), seed=st.integers(0, 99))
+def test_places_are_learned_alike_in_both_forms(name, lengths, seed):
+    mixer = small(name, places=True)
+    assert mixer.places.abs().min() > 0
+    x, mask = padded(lengths, 16, seed)
+    same_values_and_gradients(mixer, lambda x: mixer(x, mask), lambda x: mixer.definition(x, mask), x, 1e-5)
+
+
+@pytest.mark.parametrize("name", ["window", "pyramid"])
+def test_places_start_from_nothing(name):
+    source = attention(16, 4)
+    x, _ = padded([23], 16, 0)
+    plain, placed = (build(name, source, {**SMALL[name], "places": places}) for places in (False, True))
+    torch.testing.assert_close(placed(x).y, plain(x).y)
+
+
 @pytest.mark.parametrize("name", NAMES)
 @settings(max_examples=10, deadline=None)
 @given(lengths=st.lists(st.integers(1, 40), min_size=2, max_size=4), seed=st.integers(0, 99))

@@ -124,11 +124,13 @@ def test_segment_sums_of_runs_outside_the_recording():
 def test_every_field_is_an_ablation(field):
     """Changing any one field changes the layer's output or what it learns, and the field survives into the layer."""
     changes = {
-        "heads": 2, "aperiodic": 0, "periodic": 0, "positional": 0, "anchored": 2, "ladder": 3, "reach": 3, "kernel": 3,
-        "bases": 4, "weights": "static", "amplitudes": False, "output_gate": False, "modulation": False,
+        "heads": 2, "aperiodic": 0, "periodic": 0, "positional": 0, "anchored": 2, "ladder": 3, "reach": 3, "right": 1,
+        "kernel": 3, "bases": 4, "weights": "static", "amplitudes": False, "output_gate": False, "modulation": False,
         "coordination": False, "skip": False, "selective_init": False, "tau": 2.0, "hard": True,
     }  # fmt: skip
-    base = {"anchored": 1, "ladder": 2} if field == "reach" else {}
+    base = {"anchored": 1, "ladder": 2} if field in ("reach", "right") else {}
+    if field == "right":  # pulses anchored to the recording look ahead as they like
+        base |= {"aperiodic": 0, "periodic": 0, "positional": 0}
     x, passed, skip = torch.randn(1, 30, 16), torch.rand(1, 48), torch.randn(1, 30, 16)
 
     def run(config):
