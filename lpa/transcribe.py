@@ -6,34 +6,36 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import soundfile
-import soxr
 
 from . import align, audio
 from .errors import LpaError, choose
 from .formats import FORMATS, Transcript
 from .run import Listener, open_model
+from .stream import Blocks, Words, checked, file_frames, resampled, said
 
-DEFAULT = Path(__file__).parent / "models" / "default"  # the model that comes with the package
 STDIN = "-"
 MARGIN = 1 / 6  # of a chunk, at either end: what it hears there is taken from its neighbour
 SHORTEST_CHUNK = 2.0  # seconds
 SLOWEST_RATE = 2000  # Hz; below this no speech is left, and a damaged header would make hours of seconds
-WORTH_A_LINE = 1 << 30  # bytes of attention before anybody is told
+WORTH_A_LINE = 1 << 30  # bytes of one pass before anybody is told
+AT_ONCE = 10  # seconds of a file that are read together
 FFMPEG_KINDS = {".3gp", ".aac", ".amr", ".avi", ".m4a", ".m4b", ".mkv", ".mov", ".mp4", ".webm", ".wma"}
 
 Progress = Callable[[float], None]  # called with the seconds of audio that are done
+Source = str | Path | bytes | np.ndarray
 
 
 def transcribe(
     model: Any,
-    source: str | Path | bytes | np.ndarray,
+    source: Source,
     *,
     backend: str | None = None,
     rate: int = audio.RATE,
@@ -43,49 +45,80 @@ def transcribe(
     """What is said in a file, a file's bytes, or samples (S,) at `rate`.
 
     model: a folder or hub id, a model from `lpa.load`, or what `open_model` gave. chunk: in pieces of so many
-    seconds that overlap, instead of one pass.
+    seconds that overlap, which is not exact, instead of one pass or exact blocks.
     """
     listener = listen_with(model, backend)
     if isinstance(source, np.ndarray):
-        samples, name = from_array(source, rate, listener.sample_rate), "the array"
-    else:
-        name = "audio bytes" if isinstance(source, bytes) else str(source)
-        samples = read(source, listener.sample_rate, name)
-    return transcribe_samples(listener, samples, name, chunk, progress)
+        return hear_pieces(listener, from_array(source, rate, listener.sample_rate), "the array", chunk, progress)
+    name = "audio bytes" if isinstance(source, bytes) else str(source)
+    with as_file(source) as path:
+        return hear_pieces(listener, read_pieces(path, listener.sample_rate, name), name, chunk, progress)
 
 
-def transcribe_samples(
-    listener: Listener, samples: np.ndarray, name: str, chunk: float | None, progress: Progress | None = None
+def hear_pieces(
+    listener: Listener,
+    pieces: Iterable[np.ndarray],
+    name: str,
+    chunk: float | None = None,
+    progress: Progress | None = None,
+    tell: Callable[[str], None] | None = None,
 ) -> Transcript:
-    try:
+    """Words of samples that come in pieces: in exact blocks where the model allows it, else in one pass or chunks."""
+    if chunk is None and not listener.field.whole:
+        return hear_blocks(listener, pieces, name, progress)
+    samples = np.concatenate(list(pieces))
+    if tell and (line := forecast(listener, len(samples), chunk)):
+        tell(line)
+    with naming(name):
         logits = hear(listener, samples, chunk, progress)
+    return said(align.words(logits, listener.tokens, listener.frame_rate), len(samples) / listener.sample_rate)
+
+
+def hear_blocks(
+    listener: Listener, pieces: Iterable[np.ndarray], name: str, progress: Progress | None = None
+) -> Transcript:
+    """The same words as in one pass, block by block: memory does not grow with the recording, but for the words."""
+    blocks, words = Blocks(listener, file_frames(listener)), Words(listener)
+    found: list[align.Word] = []
+
+    def take(heard: Iterator[np.ndarray]) -> None:
+        with naming(name):
+            for logits in heard:
+                found.extend(words.push(logits))
+                if progress:
+                    progress(words.frames / listener.frame_rate)
+
+    for samples in pieces:
+        take(blocks.push(samples))
+    take(blocks.finish())
+    found.extend(words.finish())
+    seconds = blocks.count / listener.sample_rate
+    if progress:
+        progress(seconds)
+    return said(tuple(found), seconds)
+
+
+@contextmanager
+def naming(name: str) -> Iterator[None]:
+    """What goes wrong inside is said of this recording."""
+    try:
+        yield
     except LpaError as error:
         raise LpaError(f"{name}: {error}") from None
     except MemoryError:
         raise LpaError(f"{name}: not enough memory for one pass; cut it with --chunk 30") from None
-    words = align.words(logits, listener.tokens, listener.frame_rate)
-    return Transcript(" ".join(w.word for w in words), words, len(samples) / listener.sample_rate)
 
 
 def listen_with(model: Any, backend: str | None = None) -> Listener:
     if isinstance(model, Listener):
         return model
     if isinstance(model, str | Path):
-        return open_model(find_model(str(model)), backend)
+        return open_model(model, backend)
     if backend not in (None, "torch"):
         raise LpaError(f"a loaded model runs in torch; give its folder to run it in {backend}")
     from .run.torch import TorchListener
 
     return TorchListener(model)
-
-
-def find_model(name: str) -> str:
-    """The folder behind `default`; any other name is its own."""
-    if name != "default":
-        return name
-    if not (DEFAULT / "plan.json").is_file():
-        raise LpaError("there is no built-in model in this installation; name yours with --model FOLDER")
-    return str(DEFAULT)
 
 
 # --- hearing
@@ -120,15 +153,20 @@ def spans(count: int, listener: Listener, chunk: float | None) -> Iterator[tuple
 
 
 def forecast(listener: Listener, count: int, chunk: float | None) -> str:
-    """A line on the memory that attention will take over so many samples; empty where it is not worth one."""
-    whole = listener.attention_bytes(count // listener.stride)
+    """A line on the memory that one pass over so many samples will take; empty where it is not worth one."""
+    whole = one_pass_bytes(listener, count)
     if chunk is not None or whole < WORTH_A_LINE:
         return ""
-    part = listener.attention_bytes(round(30 * listener.frame_rate))
+    part = one_pass_bytes(listener, 30 * listener.sample_rate)
     return (
-        f"{count / listener.sample_rate:.0f} s in one pass through {listener.facts.attention} attention layers: "
-        f"about {gigabytes(whole)} of memory for them; with --chunk 30 {gigabytes(part)}"
+        f"{count / listener.sample_rate:.0f} s in one pass ({listener.field.whole}): about {gigabytes(whole)} of "
+        f"memory; with --chunk 30 {gigabytes(part)}"
     )
+
+
+def one_pass_bytes(listener: Listener, count: int) -> int:
+    frames = count // listener.stride
+    return listener.attention_bytes(frames) + listener.facts.frame_bytes * frames
 
 
 def gigabytes(count: float) -> str:
@@ -138,63 +176,98 @@ def gigabytes(count: float) -> str:
 # --- reading
 
 
-def read(source: str | Path | bytes, rate: int, name: str) -> np.ndarray:
-    """A file, or a file's bytes, as samples (S,) float32 at `rate`; what libsndfile cannot read goes through ffmpeg."""
-    if isinstance(source, bytes):  # as a file: from memory libsndfile's complaints are tracebacks on stderr
-        with tempfile.NamedTemporaryFile() as file:
+@contextmanager
+def as_file(source: str | Path | bytes | BinaryIO) -> Iterator[str | Path]:
+    """A path as it is; bytes or an open stream as a file: from memory libsndfile's complaints are tracebacks."""
+    if isinstance(source, str | Path):
+        yield source
+        return
+    with tempfile.NamedTemporaryFile() as file:
+        if isinstance(source, bytes):
             file.write(source)
-            file.flush()
-            return read(file.name, rate, name)
+        else:
+            shutil.copyfileobj(source, file)
+        file.flush()
+        yield file.name
+
+
+def read_pieces(path: str | Path, rate: int, name: str) -> Iterator[np.ndarray]:
+    """A file as samples (S,) float32 at `rate`, some seconds at a time; what libsndfile cannot read goes to ffmpeg."""
+    if not Path(path).is_file():
+        raise LpaError(f"{name} is not there; check the path")
     try:
-        check_rate(source, name)
-        return audio.read(source, rate, name)
-    except LpaError as error:
-        if "cannot be read" not in str(error) or not Path(source).is_file():
-            raise
+        file = soundfile.SoundFile(str(path))
+    except (soundfile.SoundFileError, OSError, ValueError, RuntimeError) as error:
         if shutil.which("ffmpeg"):
-            return read_with_ffmpeg(source, rate, name)
+            yield from read_with_ffmpeg(path, rate, name)
+            return
         if Path(name).suffix.lower() not in FFMPEG_KINDS:
-            raise
+            raise unreadable(name, error) from None
         raise LpaError(f"{name} needs ffmpeg to be read; install it, or convert the file to wav or flac") from None
-    except (MemoryError, ValueError, RuntimeError) as error:  # a damaged header asks for the impossible
-        reason = " ".join(str(error).split())[:100] or type(error).__name__
-        raise LpaError(f"{name} cannot be read as audio ({reason}); replace it or leave it out") from None
+    with file:
+        if file.samplerate < SLOWEST_RATE:
+            raise LpaError(
+                f"{name} has {file.samplerate} samples a second, too few for speech; replace it or leave it out"
+            )
+        count = 0
+        try:
+            for samples in resampled(decode(file, name), file.samplerate, rate):
+                count += len(samples)
+                yield samples
+        except (soundfile.SoundFileError, OSError, MemoryError, ValueError, RuntimeError) as error:
+            raise unreadable(name, error) from None  # damaged further on, or a header that asks for the impossible
+    if not count:
+        raise LpaError(f"{name} has no samples; replace it or leave it out")
 
 
-def check_rate(path: str | Path, name: str) -> None:
-    try:
-        rate = soundfile.info(str(path)).samplerate
-    except (soundfile.SoundFileError, OSError):
-        return  # audio.read says what is wrong
-    if rate < SLOWEST_RATE:
-        raise LpaError(f"{name} has {rate} samples a second, too few for speech; replace it or leave it out")
+def decode(file: soundfile.SoundFile, name: str) -> Iterator[np.ndarray]:
+    """The samples of an open file, channels averaged."""
+    most = max(1, AT_ONCE * audio.RATE // file.channels)
+    while len(samples := file.read(most, dtype="float32", always_2d=True)):  # (S, channels)
+        if not np.isfinite(samples).all():
+            raise LpaError(f"{name} has samples that are not numbers (NaN or infinity); replace it or leave it out")
+        yield samples.mean(axis=1) if samples.shape[1] > 1 else samples[:, 0]
 
 
-def read_with_ffmpeg(path: str | Path, rate: int, name: str) -> np.ndarray:
+def unreadable(name: str, error: Exception) -> LpaError:
+    said = getattr(error, "error_string", "") or " ".join(str(error).split())[:100]
+    return LpaError(
+        f"{name} cannot be read as audio ({said.strip().rstrip('.') or type(error).__name__}); "
+        "replace it or leave it out"
+    )
+
+
+def read_with_ffmpeg(path: str | Path, rate: int, name: str) -> Iterator[np.ndarray]:
     """Through ffmpeg, which may open files and nothing on a network, whatever a playlist says."""
     limits = ["-v", "error", "-nostdin", "-protocol_whitelist", "file,pipe"]
-    done = subprocess.run(
-        ["ffmpeg", *limits, "-i", f"file:{path}", "-vn", "-ac", "1", "-ar", str(rate), "-f", "f32le", "pipe:1"],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        check=False,
-    )
-    samples = np.frombuffer(done.stdout[: len(done.stdout) // 4 * 4], "<f4").astype(np.float32)
-    if done.returncode or not len(samples) or not np.isfinite(samples).all():
-        said = done.stderr.decode(errors="replace").strip().splitlines()
-        raise LpaError(f"{name} cannot be read as audio (ffmpeg: {said[-1] if said else 'no samples'}); replace it")
-    return samples
+    command = ["ffmpeg", *limits, "-i", f"file:{path}", "-vn", "-ac", "1", "-ar", str(rate), "-f", "f32le", "pipe:1"]
+    count, finite = 0, True
+    with (
+        tempfile.TemporaryFile() as complaints,
+        subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=complaints) as running,
+    ):
+        assert running.stdout is not None
+        try:
+            while finite and (data := running.stdout.read(4 * AT_ONCE * rate)):
+                samples = np.frombuffer(data[: len(data) // 4 * 4], "<f4").astype(np.float32)
+                finite = bool(np.isfinite(samples).all())
+                count += len(samples)
+                if finite:
+                    yield samples
+        finally:
+            running.stdout.close()  # where nobody wants the rest, ffmpeg ends
+        code = running.wait()
+        complaints.seek(0)
+        lines = complaints.read().decode(errors="replace").strip().splitlines()
+    if code or not count or not finite:
+        raise LpaError(f"{name} cannot be read as audio (ffmpeg: {lines[-1] if lines else 'no samples'}); replace it")
 
 
-def from_array(samples: np.ndarray, rate: int, wanted: int) -> np.ndarray:
-    if samples.ndim != 1 or not len(samples):
+def from_array(samples: np.ndarray, rate: int, wanted: int) -> Iterator[np.ndarray]:
+    if not samples.size:
         raise LpaError(f"audio is {samples.shape}; it must be (samples,): one channel, not empty")
-    if samples.dtype == np.int16:
-        samples = audio.to_float(samples)
-    if not np.issubdtype(samples.dtype, np.floating) or not np.isfinite(samples).all():
-        raise LpaError(f"audio is {samples.dtype}; it must be int16, or finite numbers in [-1, 1]")
-    samples = np.ascontiguousarray(samples, np.float32)
-    return samples if rate == wanted else soxr.resample(samples, rate, wanted)
+    samples = checked(samples)
+    return resampled((samples[at : at + AT_ONCE * rate] for at in range(0, len(samples), AT_ONCE * rate)), rate, wanted)
 
 
 # --- the command
@@ -208,22 +281,22 @@ def transcribe_files(
     form: str = "txt",
     out: Path | None = None,
     chunk: float | None = None,
+    latency: float | None = None,
 ) -> int:
     """`lpa transcribe`: results to stdout or to one file each in `out`, all else to stderr. How many files failed."""
     write = choose(form, FORMATS, "format")
     targets = name_outputs(files, form, out)
-    listener = open_model(find_model(model), backend)
+    listener = open_model(model, backend, latency)
     failed = 0
     with progress_bar(files) as bar:
         for name, target in zip(files, targets, strict=True):
             try:
-                source = sys.stdin.buffer.read() if name == STDIN else name
                 label = "stdin" if name == STDIN else name
-                samples = read(source, listener.sample_rate, label)
-                if line := forecast(listener, len(samples), chunk):
-                    print(f"lpa: {label}: {line}", file=sys.stderr)
-                bar.begin(label, len(samples) / listener.sample_rate)
-                text = write(transcribe_samples(listener, samples, label, chunk, bar.advance), label)
+                with as_file(sys.stdin.buffer if name == STDIN else name) as path:
+                    bar.begin(label, known_seconds(path))
+                    pieces = read_pieces(path, listener.sample_rate, label)
+                    tell = partial(print, f"lpa: {label}:", file=sys.stderr)
+                    text = write(hear_pieces(listener, pieces, label, chunk, bar.advance, tell), label)
                 if target is None:
                     print(f"{label}: {text}" if len(files) > 1 and form == "txt" else text, end="", flush=True)
                 else:
@@ -297,7 +370,7 @@ def progress_bar(files: Sequence[str]) -> Iterator[Bar]:
         yield Bar(bars, sum(map(known_seconds, files)))
 
 
-def known_seconds(name: str) -> float:
+def known_seconds(name: str | Path) -> float:
     """By the header; 0 where there is none to read, such as on stdin."""
     try:
         return audio.seconds(name)

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..errors import LpaError, choose
 from ..tokens import Tokens
+from .field import Field, samples_of_a_frame
+
+if TYPE_CHECKING:
+    from ..formats import Transcript
+
+DEFAULT = Path(__file__).parents[1] / "models" / "default"  # the model that comes with the package
 
 
 @dataclass(frozen=True)
@@ -21,16 +28,18 @@ class Facts:
     longest: float | None  # seconds it has positions for; None: any length
     heads: int
     attention: int  # layers that keep their attention
+    frame_bytes: int  # memory that one pass takes for every frame, attention's scores not counted
 
     @classmethod
     def of(cls, family: str, base: dict[str, Any], swapped: int) -> Facts:
         if family == "whisper":
             longest = base["max_source_positions"] / 50 if base["positions"] else None
-            return cls(1, longest, base["encoder_attention_heads"], base["encoder_layers"] - swapped)
-        samples = 1
-        for kernel, stride in zip(reversed(base["conv_kernel"]), reversed(base["conv_stride"]), strict=True):
-            samples = (samples - 1) * stride + kernel
-        return cls(samples, None, base["num_attention_heads"], base["num_hidden_layers"] - swapped)
+            layers, heads = base["encoder_layers"], base["encoder_attention_heads"]
+            return cls(1, longest, heads, layers - swapped, 4 * (4 * base["encoder_ffn_dim"] + 8 * base["d_model"]))
+        samples = samples_of_a_frame(base)
+        first = base["conv_dim"][0] * np.prod(base["conv_stride"][1:])  # numbers a frame after the first convolution
+        layers, heads = base["num_hidden_layers"], base["num_attention_heads"]
+        return cls(samples, None, heads, layers - swapped, int(4 * 3 * first))
 
 
 class Listener(ABC):
@@ -41,6 +50,8 @@ class Listener(ABC):
     sample_rate: int
     frame_rate: float
     facts: Facts
+    field: Field
+    room: float = 300e6  # bytes that a block of a long recording may take
 
     @abstractmethod
     def run(self, samples: np.ndarray) -> np.ndarray:
@@ -66,11 +77,40 @@ class Listener(ABC):
             )
         return self.run(samples)
 
+    def limit(self, seconds: float) -> None:
+        """Look no more than so many seconds ahead; a runtime that cannot change its network says so."""
+        if self.field.whole:
+            raise LpaError(f"the lookahead cannot be limited: this model takes whole recordings ({self.field.whole})")
+        ahead = self.field.ahead / self.sample_rate
+        if ahead > seconds:
+            raise LpaError(
+                f"this {self.backend} model looks {ahead:.2f} s ahead and cannot be changed; "
+                f"export it again with --latency {seconds:g}, or use --backend torch"
+            )
+
+    def transcribe(self, source: str | Path | bytes | np.ndarray, **options: Any) -> Transcript:
+        """What is said in a file, a file's bytes or an array of samples: see `lpa.transcribe.transcribe`."""
+        from ..transcribe import transcribe
+
+        return transcribe(self, source, **options)
+
+    def stream(self, chunks: Iterable[np.ndarray], **options: Any) -> Iterator[Transcript]:
+        """Words as soon as they are sure, while audio comes in: see `lpa.stream.stream`."""
+        from ..stream import stream
+
+        return stream(self, chunks, **options)
+
 
 def open_onnx(source: str | Path) -> Listener:
     from .onnx import OnnxListener
 
     return OnnxListener(Path(source))
+
+
+def open_mlx(source: str | Path) -> Listener:
+    from .mlx import MlxListener
+
+    return MlxListener(Path(source))
 
 
 def open_torch(source: str | Path) -> Listener:
@@ -79,10 +119,33 @@ def open_torch(source: str | Path) -> Listener:
     return TorchListener.load(source)
 
 
-BACKENDS = {"onnx": open_onnx, "torch": open_torch}
+BACKENDS = {"mlx": open_mlx, "onnx": open_onnx, "torch": open_torch}
 
 
-def open_model(source: str | Path, backend: str | None = None) -> Listener:
-    """A model folder in a backend; in ONNX Runtime where nothing is said and the folder has model.onnx."""
-    backend = backend or ("onnx" if (Path(source) / "model.onnx").is_file() else "torch")
-    return choose(backend, BACKENDS, "backend")(source)
+def open_model(source: str | Path, backend: str | None = None, latency: float | None = None) -> Listener:
+    """A model in a backend; in ONNX Runtime where nothing is said and the folder has model.onnx.
+
+    latency: look no more than so many seconds ahead.
+    """
+    folder = find_model(str(source))
+    backend = backend or ("onnx" if (Path(folder) / "model.onnx").is_file() else "torch")
+    listener = choose(backend, BACKENDS, "backend")(folder)
+    if latency is not None:
+        listener.limit(latency)
+    return listener
+
+
+def find_model(name: str) -> str:
+    """The folder behind `default`; any other name is its own."""
+    if name != "default":
+        return name
+    if not (DEFAULT / "plan.json").is_file():
+        raise LpaError(
+            "there is no built-in model in this installation; name a folder: --model FOLDER, or lpa.load('FOLDER')"
+        )
+    return str(DEFAULT)
+
+
+def is_export(folder: str | Path) -> bool:
+    """Whether a folder holds a graph to run and no weights to work on."""
+    return (Path(folder) / "model.onnx").is_file() and not (Path(folder) / "weights.safetensors").is_file()

@@ -10,6 +10,7 @@ import onnxruntime
 from ..errors import LpaError
 from ..plan import Plan
 from . import Facts, Listener
+from .field import Field
 from .front import Processor
 
 MODEL = "model.onnx"
@@ -17,6 +18,7 @@ MODEL = "model.onnx"
 
 class OnnxListener(Listener):
     backend = "onnx"
+    room = 600e6
 
     def __init__(self, folder: Path):
         path = folder / MODEL
@@ -27,6 +29,7 @@ class OnnxListener(Listener):
         self.tokens, self.sample_rate = self.processor.tokens, self.processor.sample_rate
         self.frame_rate = self.processor.frame_rate
         self.facts = Facts.of(plan.family, plan.base, len(plan.swaps))
+        self.field = Field.of(plan.family, plan.base, plan.swaps)
         self.score_bytes = 8 if plan.family == "wavlm" else 5  # peak memory over heads times frames squared, measured
         self.session = open_session(path)
         symbols = self.session.get_outputs()[0].shape[-1]
@@ -43,6 +46,7 @@ class OnnxListener(Listener):
 
 def open_session(path: Path) -> onnxruntime.InferenceSession:
     options = onnxruntime.SessionOptions()
+    options.enable_mem_pattern = False  # a second plan of all memory for every length that comes twice
     options.log_severity_level = 3  # errors are raised; warnings are about shapes that our time axis leaves open
     try:
         return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])

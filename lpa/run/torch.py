@@ -10,7 +10,9 @@ import torch
 from ..errors import LpaError
 from ..families import load
 from ..families.base import SpeechModel
-from . import Facts, Listener
+from ..surgery import mixer_at
+from . import Facts, Listener, is_export
+from .field import Field, limit_ahead
 
 
 class TorchListener(Listener):
@@ -22,11 +24,16 @@ class TorchListener(Listener):
         self.model = model.eval()
         self.tokens, self.sample_rate, self.frame_rate = model.tokens, model.sample_rate, model.frame_rate
         self.facts = Facts.of(model.family, model.base(), len(model.swaps))
+        self.field = model_field(model)
+
+    def limit(self, seconds: float) -> None:
+        limit_lookahead(self.model, seconds)
+        self.field = model_field(self.model)
 
     @classmethod
     def load(cls, source: str | Path) -> TorchListener:
         folder = Path(source)
-        if (folder / "model.onnx").is_file() and not (folder / "weights.safetensors").is_file():
+        if is_export(folder):
             raise LpaError(f"{folder} is an ONNX export; use --backend onnx, or the folder it was made from")
         return cls(load(source, dtype=torch.float32))
 
@@ -41,3 +48,15 @@ class TorchListener(Listener):
         if not self.facts.attention or self.model.family != "wavlm":
             return 0  # the fused kernel never writes the scores down; wavlm's, with its position bias, does
         return 8 * self.facts.heads * frames**2
+
+
+def model_field(model: SpeechModel) -> Field:
+    return Field.of(model.family, model.base(), tuple(model.swaps.values()))
+
+
+def limit_lookahead(model: SpeechModel, seconds: float) -> None:
+    """Change a model's mixers so that no frame depends on audio more than so many seconds after it."""
+    for swap in limit_ahead(model.family, model.base(), tuple(model.swaps.values()), seconds):
+        if swap != model.swaps[swap.index]:
+            mixer_at(model, swap.index).look_ahead(swap.config["right"])
+            model.swaps[swap.index] = swap

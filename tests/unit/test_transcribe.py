@@ -1,4 +1,4 @@
-"""From a file to words: sources, chunks, several files with a bad one among them, and two hundred damaged ones."""
+"""From a file to words: sources, chunks, several files with a bad one among them, and a thousand damaged ones."""
 
 import io
 import json
@@ -6,6 +6,8 @@ import os
 import random
 import subprocess
 import sys
+import time
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +18,7 @@ from tiny_models import make
 
 from lpa import audio, cli, transcribe
 from lpa.errors import LpaError
+from lpa.run import DEFAULT
 from lpa.run.torch import TorchListener
 from lpa.surgery import save, swap
 from lpa.transcribe import forecast, hear, spans
@@ -116,7 +119,7 @@ def test_what_a_model_cannot_hear_is_named(tiny, tmp_path):
         transcribe.transcribe(make("whisper"), CLIP)
     with pytest.raises(LpaError, match="no CTC head"):
         transcribe.transcribe(make("whisper", head=False), CLIP)
-    with pytest.raises(LpaError, match="no backend 'tpu'; have onnx, torch"):
+    with pytest.raises(LpaError, match="no backend 'tpu'; have mlx, onnx, torch"):
         transcribe.transcribe("somewhere", CLIP, backend="tpu")
     with pytest.raises(LpaError, match="lpa export"):
         transcribe.transcribe(tmp_path, CLIP, backend="onnx")
@@ -163,17 +166,27 @@ def test_progress_ends_at_the_end(tiny):
     assert done[-1] == pytest.approx(found.seconds)
 
 
-def test_forecast_is_for_attention_on_long_audio():
+def test_forecast_before_a_long_pass():
     hour = 3600 * 16000
     wavlm = make("wavlm")
     listener = TorchListener(wavlm)
     line = forecast(listener, hour, None)
-    assert "3600 s in one pass through 2 attention layers" in line
-    assert f"{8 * 4 * 180000**2 / 1e9:.1f} GB" in line
+    assert line.startswith("3600 s in one pass (2 attention layers, input normalisation, group norm): about ")
+    frame_bytes = 4 * 3 * 16 * 64  # sixteen channels after a convolution of stride 5, three times over
+    assert f"about {(8 * 4 * 180000**2 + frame_bytes * 180000) / 1e9:.1f} GB" in line
+    assert line.endswith(f"with --chunk 30 {(8 * 4 * 1500**2 + frame_bytes * 1500) / 1e9:.2f} GB")
     assert forecast(listener, hour, 30.0) == forecast(listener, 16000, None) == ""
     for site in wavlm.sites():
         swap(wavlm, site, "pyramid")
-    assert forecast(TorchListener(wavlm), hour, None) == ""
+    assert "GB" in forecast(TorchListener(wavlm), hour, None)  # no square any more, but its norms need all of it
+    assert "attention" not in forecast(TorchListener(wavlm), hour, None)
+
+
+def test_the_forecast_is_said_before_the_work(run, folder, clips, monkeypatch):
+    monkeypatch.setattr(transcribe, "WORTH_A_LINE", 1)
+    code, out, err = run("transcribe", clips[0], "--model", folder)
+    assert (code, bool(out)) == (0, True)
+    assert err.startswith(f"lpa: {clips[0]}: 2 s in one pass (2 attention layers): about 0.00 GB of memory")
 
 
 # --- what libsndfile cannot read
@@ -268,7 +281,7 @@ def test_wrong_requests_are_one_line(run, folder, clips, tmp_path):
         "too short to hear": (clips[0], "--model", folder, "--chunk", "0"),
         "no model folder": (clips[0], "--model", "./none"),
     }
-    if transcribe.DEFAULT.exists():
+    if DEFAULT.exists():
         del cases["--model FOLDER"]
     for said, arguments in cases.items():
         code, out, err = run("transcribe", *arguments)
@@ -297,35 +310,67 @@ def test_a_bar_on_a_terminal_leaves_stdout_alone(folder, clips):
 # --- damaged files
 
 
-KINDS = [("WAV", "PCM_16"), ("WAV", "FLOAT"), ("FLAC", "PCM_16"), ("OGG", "VORBIS"), ("AIFF", "PCM_16"), ("MP3", None)]
+KINDS = [("WAV", "PCM_16"), ("WAV", "FLOAT"), ("FLAC", "PCM_16"), ("OGG", "VORBIS"), ("OGG", "OPUS"), ("MP3", None)]
+KINDS.append(("AIFF", "PCM_16"))
+
+
+@lru_cache
+def encoded(kind: str, subtype: str | None, rate: int) -> bytes:
+    file = io.BytesIO()
+    soundfile.write(file, speech(0.25), rate, format=kind, subtype=subtype)
+    return file.getvalue()
 
 
 def damaged(number: int) -> bytes:
     """A short file of one of several kinds with bytes changed, cut or added; the same for the same number."""
     dice = random.Random(number)
     kind, subtype = dice.choice(KINDS)
-    file = io.BytesIO()
-    soundfile.write(file, speech(0.25), dice.choice([8000, 16000, 44100]), format=kind, subtype=subtype)
-    data = bytearray(file.getvalue())
-    for _ in range(dice.choice([1, 4, 32])):
+    data = bytearray(encoded(kind, subtype, dice.choice([8000, 16000, 48000])))
+    for _ in range(dice.choice([0, 1, 4, 32])):
         place = dice.randrange(min(len(data), dice.choice([60, len(data)])))
         data[place] = dice.randrange(256)
-    how = dice.randrange(3)
+    how = dice.randrange(4)
     if how == 1:
         del data[dice.randrange(len(data)) :]
     elif how == 2:
         at = dice.randrange(len(data))
         data[at:at] = dice.randbytes(dice.choice([1, 7, 500]))
+    elif how == 3:
+        at = dice.randrange(len(data))
+        del data[at : at + dice.choice([1, 30, 400])]
     return bytes(data)
 
 
-def test_two_hundred_damaged_files_give_words_or_one_clear_line(tiny):
-    listener = TorchListener(tiny)
-    refused = []
-    for number in range(200):
+@pytest.mark.parametrize("reach", ["whole recordings", "blocks"])
+def test_a_thousand_damaged_files_give_words_or_one_clear_line(tiny, reach, monkeypatch):
+    """Five hundred each for both ways to hear a file; nothing but LpaError may come out."""
+    model = tiny
+    if reach == "blocks":
+        model = make("whisper-fixed-floor")
+        for site in model.sites():
+            swap(model, site, "window", {"side": 4, "block": 8})
+    listener = TorchListener(model)
+    assert bool(listener.field.whole) == (reach == "whole recordings")
+    refused, longest = [], 0.0
+    for number in range(500):
+        start = time.perf_counter()
         try:
-            transcribe.transcribe(listener, damaged(number))
+            transcribe.transcribe(listener, damaged(number + 500 * (reach == "blocks")))
         except LpaError as error:
             refused.append(str(error))
+        longest = max(longest, time.perf_counter() - start)
     assert all("audio bytes" in line and "\n" not in line for line in refused)
-    assert 20 < len(refused) < 180  # some are heard and some are not, or the test says little
+    assert 50 < len(refused) < 450  # some are heard and some are not, or the test says little
+    assert longest < 10
+
+
+def test_no_network_at_run_time(folder, tiny, tmp_path, clips):
+    """In a process where a socket is an error, from the command line; and it is seen that it would be."""
+    block = "import runpy, sys\ndef no(event, _):\n if event.startswith('socket.'): raise RuntimeError('network')\n"
+    block += "sys.addaudithook(no)\n"
+    run = "sys.argv = ['lpa', 'transcribe', *sys.argv[1:]]\nrunpy.run_module('lpa', run_name='__main__')\n"
+    command = [sys.executable, "-c", block + run, str(clips[0]), "--model", str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, transcribe.transcribe(tiny, clips[0]).text + "\n"), done.stderr
+    probe = [sys.executable, "-c", block + "import urllib.request; urllib.request.urlopen('http://127.0.0.1:9')"]
+    assert "RuntimeError: network" in subprocess.run(probe, capture_output=True, text=True, check=False).stderr
