@@ -33,16 +33,25 @@ def key_blocks(x: Tensor, block: int, reach: int) -> Tensor:
 
 
 def mix_pyramid(self: Pyramid, x: Tensor, mask: Tensor | None = None, gates=None, skip=None) -> Mixed:
-    """All blocks at once: how many there are is not known before the recording is."""
-    frames, block = x.shape[1], self.config.block
+    """All blocks at once: how many there are is not known before the recording is.
+
+    Keys and values apart: side by side, as the layer has them, ONNX Runtime would copy them to cut them.
+    """
+    frames, block, dim = x.shape[1], self.config.block, x.shape[2]
     blocks = (frames + block - 1) // block
     pad = blocks * block - frames
-    q, kv = self.project(F.pad(x, (0, 0, 0, pad)))
-    near = kv.reshape(1, blocks, block, kv.shape[2])  # (1, n, block, 2D)
     cover, bias = self._cover(x.new_ones(1, frames, dtype=torch.bool), pad)
-    far = [mean / share for mean, share in zip(self._far_means(near), cover, strict=True)]
-    y = self.attend(q.reshape(blocks, block, q.shape[2]), torch.cat([near, *far], 2)[0], bias[0])
-    return Mixed(self.out(y.reshape(1, blocks * block, y.shape[2])[:, :frames]))
+    x = F.pad(x, (0, 0, 0, pad))
+    q = F.linear(x, self.qkv[:dim], self.q_bias).reshape(blocks, block, self.heads, -1).transpose(1, 2)
+    lists = []
+    for weight in self.qkv[dim:].chunk(2):
+        near = F.linear(x, weight).reshape(1, blocks, block, dim)  # (1, n, block, D)
+        far = [mean / share for mean, share in zip(self._far_means(near), cover, strict=True)]
+        lists.append(torch.cat([near, *far], 2).reshape(blocks, len(self.widths), self.heads, -1).transpose(1, 2))
+    k, v = lists  # (n, H, P, E) each
+    bias = self.scores(bias.reshape(blocks, 1, 1, len(self.widths))).expand(-1, -1, block, -1)
+    y = F.scaled_dot_product_attention(q, k, v, bias, scale=self.scale).transpose(1, 2)
+    return Mixed(self.out(y.reshape(1, blocks * block, dim)[:, :frames]))
 
 
 def far_means(self: Pyramid, blocks: Tensor) -> list[Tensor]:

@@ -21,7 +21,7 @@ from ..families import load
 from ..families.base import SpeechModel
 from ..run import Listener
 from ..run.onnx import MODEL, OnnxListener
-from ..run.torch import TorchListener
+from ..run.torch import TorchListener, limit_lookahead
 from ..surgery import describe
 from .forms import onnx_forms
 
@@ -50,8 +50,11 @@ class Network(nn.Module):
         return model.encode(features, lengths).logits
 
 
-def export_onnx(source: str, out: str | Path, weights: str = "float32") -> Path:
-    """Write model.onnx, plan.json and processor.json for a model; into the model's own folder, model.onnx alone."""
+def export_onnx(source: str, out: str | Path, weights: str = "float32", latency: float | None = None) -> Path:
+    """Write model.onnx, plan.json and processor.json for a model; into the model's own folder, model.onnx alone.
+
+    latency: look no more than so many seconds ahead, from now on.
+    """
     out = Path(out)
     if weights not in WEIGHTS:
         raise LpaError(f"no weights {weights!r} in ONNX; have {', '.join(WEIGHTS)}")
@@ -62,10 +65,15 @@ def export_onnx(source: str, out: str | Path, weights: str = "float32") -> Path:
     model = load(source, dtype=torch.float32)
     if not model.settings.head:
         raise LpaError(f"{source} has no CTC head, so there is nothing to export; train one first")
+    if latency is not None:
+        if (out / WHOLE).is_file():
+            raise LpaError(f"{out} holds the model as it is; with --latency name another --out")
+        limit_lookahead(model, latency)
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".export-", dir=out) as name, quiet():
         work = Path(name)
         trace(model).save(str(work / MODEL))
+        forget_notes(work / MODEL)
         describe(model, weights, work)
         check_same(TorchListener(model), OnnxListener(work))
         if weights == "int8":
@@ -112,15 +120,32 @@ def quiet() -> Iterator[None]:
         logging.disable(before)
 
 
+def forget_notes(path: Path) -> None:
+    """Drop the noted sizes of what lies in between, for planning by them ONNX Runtime takes three times the memory,
+    and the notes on where in the code each operation comes from."""
+    import onnx
+
+    model = onnx.load(path)
+    del model.graph.value_info[:], model.metadata_props[:], model.graph.metadata_props[:]
+    for node in [*model.graph.node, *(node for function in model.functions for node in function.node)]:
+        del node.metadata_props[:]
+        node.ClearField("doc_string")
+    onnx.save(model, path)
+
+
 def quantise(path: Path) -> None:
     """int8 weights, one scale an output channel, and int8 products; all but the head's, which costs nothing."""
     import onnx
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
-    products = [node.name for node in onnx.load(path).graph.node if node.op_type in ("MatMul", "Gemm")]
+    graph = onnx.load(path).graph
+    axes = {tensor.name: len(tensor.dims) for tensor in graph.initializer}
+    products = [node for node in graph.node if node.op_type in ("MatMul", "Gemm")]
+    # a product with a stack of matrices would be written, and then not run
+    stacked = [node.name for node in products if any(axes.get(name, 2) != 2 for name in node.input)]
     small = path.with_suffix(".int8")
     options: dict[str, Any] = {"per_channel": True, "weight_type": QuantType.QInt8, "op_types_to_quantize": ["MatMul"]}
-    quantize_dynamic(path, small, nodes_to_exclude=products[-1:], **options)
+    quantize_dynamic(path, small, nodes_to_exclude=[*stacked, products[-1].name], **options)
     os.replace(small, path)
 
 

@@ -51,7 +51,7 @@ MODELS = {
         ],
     ),
     "positions": ("whisper", ["attention"]),
-    "waveform": ("wav2vec2-short", ["attention", "pyramid", "window", "ladder", "lpa", "lpa-hard"]),
+    "waveform": ("wav2vec2-short", ["attention", "pyramid-places", "window-places", "ladder", "lpa", "lpa-hard"]),
     "position bias, norm first": ("wavlm-stable", ["conv", "attention"]),
 }
 
@@ -65,7 +65,8 @@ def converted(case: str, mixers: list[str]):
     model = make(case.removesuffix("-short"), layers=len(mixers), **(SHORT if case.endswith("-short") else {}))
     for index, name in enumerate(mixers):
         if name != "attention":
-            swap(model, index, name.removesuffix("-hard"), {"hard": True} if name.endswith("-hard") else None)
+            mixer, _, option = name.partition("-")
+            swap(model, index, mixer, {option: True} if option else None)
             torch.manual_seed(index)
             shake(mixer_at(model, index), 0.1)
     return model
@@ -96,19 +97,21 @@ def pair(request, tmp_path_factory):
 
 def test_logits_agree_at_every_length(pair):
     wanted, found = pair
+    hard = any(swap.config.get("hard") for swap in wanted.model.swaps.values())
     heard = sounds(wanted)
     assert len(heard) >= 4
     for samples in heard:
         a, b = wanted.hear(samples), found.hear(samples)
         assert a.shape == b.shape
-        assert np.abs(a - b).max() < TOLERANCE, len(samples)
+        beyond = (np.abs(a - b).max(1) >= TOLERANCE).mean()  # a hard gate's edge may fall within rounding of a frame
+        assert beyond <= (0.01 if hard else 0), len(samples)
         assert a.std() > 0.01  # of something, not of zeros
     assert found.facts == wanted.facts
     assert (found.tokens, found.frame_rate) == (wanted.tokens, wanted.frame_rate)
 
 
 def test_every_mixer_is_exported_above():
-    assert {name.removesuffix("-hard") for _, mixers in MODELS.values() for name in mixers} == {*MIXERS, "attention"}
+    assert {name.partition("-")[0] for _, mixers in MODELS.values() for name in mixers} == {*MIXERS, "attention"}
 
 
 @pytest.mark.parametrize("name", [*MIXERS, "lpa-hard"])
@@ -149,7 +152,7 @@ def test_forms_leave_no_trace():
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
     """A model folder, exported into itself."""
-    folder = save(converted("whisper-fixed-floor", ["attention"]), tmp_path_factory.mktemp("models") / "tiny")
+    folder = save(converted("whisper-fixed-floor", ["attention", "ladder"]), tmp_path_factory.mktemp("models") / "tiny")
     assert export_onnx(str(folder), folder) == folder
     return folder
 
@@ -158,6 +161,12 @@ def folder(tmp_path_factory) -> Path:
 def alone(folder, tmp_path_factory) -> Path:
     """The same export in a folder of its own, with int8 weights."""
     return export_onnx(str(folder), tmp_path_factory.mktemp("models") / "int8", weights="int8")
+
+
+def test_the_graph_says_nothing_of_where_it_was_made(folder):
+    data = (folder / "model.onnx").read_bytes()
+    assert b".py" not in data
+    assert str(ROOT).encode() not in data
 
 
 def test_one_folder_for_both(folder):
@@ -171,7 +180,7 @@ def test_one_folder_for_both(folder):
 
 def test_int8_is_smaller_and_near(folder, alone):
     sizes = [(path / "model.onnx").stat().st_size for path in (folder, alone)]
-    assert sizes[1] < 0.85 * sizes[0]
+    assert sizes[1] < sizes[0] - 20_000
     assert json.loads((alone / "plan.json").read_text())["weights"] == "int8"
     full, small = (OnnxListener(path).hear(audio.read(CLIP)) for path in (folder, alone))
     assert 0 < np.sqrt(np.square(full - small).mean()) < 0.1 * full.std(0).mean()
