@@ -27,6 +27,7 @@ from .base import (
     padding_mask,
     split_settings,
 )
+from .features import convolve, convolve_batch, fits, known
 
 # family -> what transformers calls its classes
 NAMES = {"wav2vec2": "Wav2Vec2", "hubert": "Hubert", "wavlm": "WavLM", "data2vec-audio": "Data2VecAudio"}
@@ -168,11 +169,17 @@ class Wav2Vec2Model(SpeechModel):
         mask = padding_mask(lengths, audio.shape[1])
         audio = normalise(audio, mask) if self.settings.normalise else blank(audio, mask)
         self.flow.samples = None if mask is None else lengths
-        x = audio.to(self.dtype).unsqueeze(1)  # (B, 1, S)
-        for layer in self.trunk.feature_extractor.conv_layers:  # its forward would build a graph even where frozen
-            x = layer(x)
+        layers = self.trunk.feature_extractor.conv_layers  # its forward would build a graph even where frozen
+        if mask is None and fits(audio, layers):
+            features = convolve(audio, layers, self.frames(audio.shape[1]))  # (B, T, C)
+        elif known(layers):
+            features = convolve_batch(audio, None if mask is None else lengths, layers)
+        else:
+            x = audio.to(self.dtype).unsqueeze(1)  # (B, 1, S)
+            for layer in layers:
+                x = layer(x)
+            features = x.transpose(1, 2)
         self.flow.samples = None
-        features = x.transpose(1, 2)  # (B, T, C)
         lengths = self.frames(lengths)
         mask = padding_mask(lengths, features.shape[1])
         return features if mask is None else features.masked_fill(~mask.unsqueeze(-1), 0), lengths
