@@ -54,7 +54,7 @@ def test_layer_rows_that_were_asked_for():
 def test_speedup_is_of_the_same_round(monkeypatch):
     """A slow spell of the machine hits both sides of a ratio: medians of times taken apart would say 20 here."""
     fake = {"attention": [2.0, 20.0, 20.0], "conv": [1.0, 10.0, 1.0]}
-    monkeypatch.setattr("lpa.bench.measure", lambda *_: fake)
+    monkeypatch.setattr("lpa.bench.layer.measure", lambda *_: fake)
     row = bench_layer((4,), 16, 2, 3, ("conv",))[1]
     assert (row.median_ms, row.speedup) == (1000, 2)
 

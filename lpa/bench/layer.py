@@ -1,32 +1,14 @@
-"""One clock. Every figure in a table came through `measure`: baseline and candidates interleaved in one run."""
+"""`lpa bench layer`: one layer of every mixer against attention."""
 
 from __future__ import annotations
 
-import statistics
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from .errors import LpaError
-
-
-def measure(
-    runs: dict[str, Callable[[], Any]], rounds: int, sync: Callable[[], None] = lambda: None
-) -> dict[str, list[float]]:
-    """Seconds of every run in every round. A round calls each once, so that a slow spell hits all alike."""
-    for run in runs.values():
-        run()  # warm-up: memory, threads, kernels
-    seconds: dict[str, list[float]] = {name: [] for name in runs}
-    for _ in range(rounds):
-        for name, run in runs.items():
-            sync()
-            start = time.perf_counter()
-            run()
-            sync()
-            seconds[name].append(time.perf_counter() - start)
-    return seconds
+from ..errors import LpaError, choose
+from .clock import measure, milliseconds, speedup
 
 
 @dataclass(frozen=True)
@@ -67,9 +49,8 @@ def bench_layer(
     """One layer of every mixer against attention on the framework's best kernel, projections included, forward only."""
     import torch
 
-    from . import mixers as registry
-    from .errors import choose
-    from .inspect import attention_mflop
+    from .. import mixers as registry
+    from ..inspect import attention_mflop
 
     names = mixers or tuple(LAYER_ROWS)
     for name in names:
@@ -98,14 +79,10 @@ def bench_layer(
                 cost["lpa-plain"] = cost["lpa"] + 4 * dim * dim / 1e6
             seconds = measure(runs, rounds, sync)
             for name, times in seconds.items():
-                ratio = statistics.median(a / b for a, b in zip(seconds["attention"], times, strict=True))
-                low, median, high = (round(1e3 * t, 3) for t in quartiles(times))
-                rows.append(LayerRow(count, name, median, low, high, round(ratio, 2), round(cost[name], 2)))
+                ratio = speedup(seconds["attention"], times)
+                low, median, high = milliseconds(times)
+                rows.append(LayerRow(count, name, median, low, high, ratio, round(cost[name], 2)))
     return rows
-
-
-def quartiles(values: list[float]) -> list[float]:
-    return statistics.quantiles(values, n=4) if len(values) > 1 else values * 3
 
 
 def random_attention(dim: int, heads: int):
