@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import BinaryIO
 
 import numpy as np
 import soundfile
 import soxr
 import torch
 
+from . import families
 from .errors import LpaError, choose
 from .families.sepformer import SepFormer
 from .families.speechbrain import load_speechbrain
-from .plan import Plan
-from .surgery import WEIGHTS, load_weights, pack, swap
 from .transcribe import known_seconds, progress_bar
 
 DEFAULT = Path(__file__).parent / "models" / "enhance"  # the model that comes with the package
 BLOCK = 8.0  # seconds that a block gives
-MARGIN = 1.0  # seconds it hears before and after them
+MARGIN = 1.0  # seconds it hears before and after them, where the model's reach does not say how many it needs
+LONGEST_MARGIN = 8.0  # seconds of reach that are heard
 FADE = 0.02  # seconds over which one block's output goes over into the next's
 PIECE = 1 << 16  # samples read, or written, at a time
 FORMS = {"wav": "WAV", "flac": "FLAC"}
@@ -36,60 +37,26 @@ Progress = Callable[[float], None]  # called with the seconds of audio that are 
 
 
 def load(source: str | Path, device: str = "cpu") -> SepFormer:
-    """A SepFormer in eval mode, from a folder that `save` wrote, a speechbrain folder or a hub id."""
+    """A SepFormer in eval mode, from an lpa model folder, a speechbrain folder or a hub id."""
     if source == "default":
         source = DEFAULT
         if not (DEFAULT / "plan.json").is_file():
             raise LpaError(
                 "there is no built-in enhancement model in this installation; name yours with --model FOLDER"
             )
-    model = restore(Path(source)) if (Path(source) / "plan.json").is_file() else load_speechbrain(source)
-    try:
-        return model.to(device)
-    except (RuntimeError, AssertionError) as error:
-        raise LpaError(f"cannot use device {device!r} ({str(error).splitlines()[0][:80]}); try cpu") from None
-
-
-def restore(folder: Path) -> SepFormer:
-    plan = Plan.read(folder)
-    if plan.family != SepFormer.family:
-        raise LpaError(f"{folder} holds a {plan.family} model, which hears words; enhancement needs a sepformer")
-    with torch.random.fork_rng(devices=[]):  # the weights drawn here are all overwritten: loading moves no seed
-        model = SepFormer.create(plan.base)
-        for step in plan.swaps:
-            swap(cast(Any, model), step.index, step.mixer, step.config)
-    load_weights(model.net, folder / "weights.safetensors")
-    return model.eval()
-
-
-def save(model: SepFormer, folder: str | Path, weights: str = "float32") -> Path:
-    """Write plan.json and weights.safetensors, into a folder beside it that is then renamed into place."""
-    from safetensors.torch import save_file
-
-    folder = Path(folder)
-    if weights not in WEIGHTS:
-        raise LpaError(f"no weights {weights!r}; have {', '.join(WEIGHTS)}")
-    if folder.exists() and not (folder / "plan.json").is_file() and (not folder.is_dir() or any(folder.iterdir())):
-        raise LpaError(f"{folder} exists and is no model folder; save somewhere else")
-    plan = Plan(model.family, model.base(), tuple(model.swaps[i] for i in sorted(model.swaps)), weights)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as work:
-        fresh = Path(work) / "model"
-        fresh.mkdir()
-        save_file(pack(model.net.state_dict(), weights), fresh / "weights.safetensors")
-        (fresh / "weights.safetensors").chmod(0o644)  # safetensors lets only its owner read it
-        (fresh / "plan.json").write_text(plan.to_json())
-        if folder.exists():
-            os.rename(folder, Path(work) / "old")
-        os.rename(fresh, folder)
-    return folder
+    if not (Path(source) / "plan.json").is_file():
+        return families.place(load_speechbrain(source), device)
+    model = families.load(source, device=device)
+    if not isinstance(model, SepFormer):
+        raise LpaError(f"{source} holds a {model.family} model, which hears words; enhancement needs a sepformer")
+    return model
 
 
 # --- samples
 
 
 def enhance(
-    model: SepFormer, samples: np.ndarray, rate: int, *, block: float = BLOCK, margin: float = MARGIN
+    model: SepFormer, samples: np.ndarray, rate: int, *, block: float = BLOCK, margin: float | None = None
 ) -> np.ndarray:
     """Samples (S,) or (S, channels) in [-1, 1] at any rate → as many, clean, at the level they have in the input."""
     if samples.ndim not in (1, 2) or not samples.size or not np.isfinite(samples).all():
@@ -122,7 +89,7 @@ class Level:
 
 
 def stream(
-    model: SepFormer, pieces: Iterable[np.ndarray], rate: int, level: Level, block: float, margin: float
+    model: SepFormer, pieces: Iterable[np.ndarray], rate: int, level: Level, block: float, margin: float | None
 ) -> Iterator[np.ndarray]:
     """Pieces (n, channels) of a recording at `rate` → pieces of as many samples in all, without their gain."""
     count = 0
@@ -157,13 +124,14 @@ def resample(pieces: Iterable[np.ndarray], rate: int, wanted: int) -> Iterator[n
 
 
 def clean(
-    model: SepFormer, pieces: Iterable[np.ndarray], level: Level, block: float = BLOCK, margin: float = MARGIN
+    model: SepFormer, pieces: Iterable[np.ndarray], level: Level, block: float = BLOCK, margin: float | None = None
 ) -> Iterator[np.ndarray]:
     """Pieces (n, channels) at the model's rate → pieces of as many samples in all.
 
     Each block gives `block` seconds and hears `margin` more on either side, all of it whole chunks of the model's.
-    Where the model's reach lies within the margin, blocks give what one pass gives.
+    Where the model's reach lies within the margin, blocks give what one pass gives; without one it is set so.
     """
+    margin = margin_of(model) if margin is None else margin
     hop, side = (max(1, -(-round(s * model.sample_rate) // model.grid)) * model.grid for s in (block, margin))
     fade = max(2, min(round(FADE * model.sample_rate), side) // 2 * 2)
     rise = ((np.arange(fade, dtype=np.float32) + 0.5) / fade)[:, None]
@@ -199,6 +167,12 @@ def clean(
         buffer, begin = buffer[max(0, core - side) - begin :], max(0, core - side)
 
 
+def margin_of(model: SepFormer) -> float:
+    """Seconds to hear on either side of a block: all that its output depends on, where that is bounded and not long."""
+    seconds = math.inf if model.reach is None else model.reach / model.sample_rate + FADE
+    return seconds if seconds <= LONGEST_MARGIN else MARGIN
+
+
 def run(model: SepFormer, samples: np.ndarray) -> np.ndarray:
     """One pass a channel over samples (n, channels), zeros added up to whole frames."""
     kernel, step = model.config.kernel, model.config.kernel // 2
@@ -206,7 +180,7 @@ def run(model: SepFormer, samples: np.ndarray) -> np.ndarray:
     device = next(model.parameters()).device
     columns = torch.from_numpy(np.pad(samples, ((0, pad), (0, 0))).T.copy()).to(device)  # (channels, n)
     with torch.no_grad():
-        given = [model(column.unsqueeze(0))[0, : len(samples)] for column in columns]
+        given = [model.clean(column.unsqueeze(0))[0, : len(samples)] for column in columns]
     return torch.stack(given, 1).float().cpu().numpy()
 
 
@@ -219,7 +193,7 @@ def enhance_file(
     target: Path,
     *,
     block: float = BLOCK,
-    margin: float = MARGIN,
+    margin: float | None = None,
     progress: Progress | None = None,
 ) -> None:
     """Write the clean form of a file, with its rate, channels, length and depth; whole, or not at all."""

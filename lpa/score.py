@@ -124,3 +124,9 @@ def si_snr(estimate: np.ndarray, reference: np.ndarray) -> float:
 def si_snr_improvement(estimate: np.ndarray, noisy: np.ndarray, reference: np.ndarray) -> float:
     """SI-SNRi in dB: how much better the estimate is than the noisy recording that it was made from."""
     return si_snr(estimate, reference) - si_snr(noisy, reference)
+
+
+def mean_interval(values: np.ndarray, seed: int = 0, draws: int = 1000) -> tuple[float, float]:
+    """95 % interval of the mean when the values are drawn again with replacement."""
+    low, high = bootstrap(values, np.ones(len(values)), seed, draws)
+    return low / 100, high / 100

@@ -14,10 +14,16 @@ from transformers.utils import cached_file
 from ..errors import LpaError, choose
 from ..tokens import Tokens
 from .base import Flow, MixerSite, Output, SpeechModel, own_frames
+from .sepformer import SepFormer
+from .speechbrain import is_speechbrain, load_speechbrain
 from .wav2vec2 import NAMES, Wav2Vec2Model
 from .whisper import WhisperModel
 
-FAMILIES: dict[str, type[SpeechModel]] = {**dict.fromkeys(NAMES, Wav2Vec2Model), "whisper": WhisperModel}
+FAMILIES: dict[str, type[SpeechModel]] = {
+    **dict.fromkeys(NAMES, Wav2Vec2Model),
+    "whisper": WhisperModel,
+    "sepformer": SepFormer,
+}
 
 
 def create(family: str, config: dict[str, Any], tokens: Tokens | None = None) -> SpeechModel:
@@ -26,15 +32,22 @@ def create(family: str, config: dict[str, Any], tokens: Tokens | None = None) ->
 
 
 def load(source: str | Path, *, device: str | torch.device = "cpu", dtype: torch.dtype | None = None) -> SpeechModel:
-    """A working model, in eval mode, from an lpa model folder, a Hugging Face folder or a hub id."""
+    """A working model, in eval mode, from an lpa model folder, a Hugging Face or speechbrain folder or a hub id."""
     if (Path(source) / "plan.json").is_file():
         from ..surgery import restore  # surgery builds models with create, above
 
         model = restore(source)
+    elif is_speechbrain(source):
+        model = load_speechbrain(source)
     elif Path(source).is_dir() and not (Path(source) / "config.json").is_file():
         raise LpaError(f"{source} has neither plan.json nor config.json; it is no model folder")
     else:
         model = load_pretrained(str(source))
+    return place(model, device, dtype)
+
+
+def place(model: SpeechModel, device: str | torch.device, dtype: torch.dtype | None = None) -> Any:
+    """The model on a device, in eval mode."""
     try:
         return model.to(device=device, dtype=dtype).eval()
     except (RuntimeError, AssertionError) as error:
@@ -77,4 +90,4 @@ def read_tokens(source: str, config, tokenizer: dict[str, Any]) -> Tokens | None
     return Tokens(symbols, config.pad_token_id, tokenizer.get("word_delimiter_token") or "|")
 
 
-__all__ = ["FAMILIES", "Flow", "MixerSite", "Output", "SpeechModel", "create", "load", "own_frames"]
+__all__ = ["FAMILIES", "Flow", "MixerSite", "Output", "SpeechModel", "create", "load", "own_frames", "place"]

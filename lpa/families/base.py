@@ -139,13 +139,15 @@ class MixerSite(nn.Module):
 class SpeechModel(nn.Module, ABC):
     """A speech encoder, with or without a CTC head. Families fill in what is abstract here."""
 
+    task: ClassVar[str] = "transcribe"  # what it is trained for and judged by; or "enhance": audio in, clean audio out
     Settings: ClassVar[Any]  # the frozen dataclass of what we configure beside Hugging Face's own configuration
     attention_name: ClassVar[str] = "attention"  # what a layer calls its attention
     sample_rate = 16000
     frame_rate = 50.0
     net: Any  # Hugging Face's modules; what hangs in them is theirs to say
+    config: Any  # Hugging Face's configuration, or the family's own
 
-    def __init__(self, family: str, net: nn.Module, config: PreTrainedConfig, settings: Any, tokens: Tokens):
+    def __init__(self, family: str, net: nn.Module, config: Any, settings: Any, tokens: Tokens):
         super().__init__()
         self.family, self.net, self.config, self.settings, self.tokens = family, net, config, settings, tokens
         self.swaps: dict[int, Swap] = {}
@@ -165,6 +167,18 @@ class SpeechModel(nn.Module, ABC):
 
     def forward(self, audio: Tensor, lengths: Tensor | None = None, hidden: bool = False) -> Output:
         return self.encode(*self.front(audio, lengths), hidden=hidden)
+
+    def transcribe(self, source: Any, **options: Any) -> Any:
+        """What is said in a file, a file's bytes or an array of samples: see `lpa.transcribe.transcribe`."""
+        from ..transcribe import transcribe  # what runs models is built on them
+
+        return transcribe(self, source, **options)
+
+    def stream(self, chunks: Any, **options: Any) -> Any:
+        """Words as soon as they are sure, while audio comes in: see `lpa.stream.stream`."""
+        from ..run.torch import TorchListener
+
+        return TorchListener(self).stream(chunks, **options)
 
     @property
     @abstractmethod
@@ -186,6 +200,10 @@ class SpeechModel(nn.Module, ABC):
         dim, heads = self.width
         path = f"{prefix}.layers" if prefix else "layers"
         return [Site(i, f"{path}.{i}.{self.attention_name}", dim, heads) for i in range(len(self.encoder.layers))]
+
+    def sequence(self, site: Site, samples: int) -> tuple[int, float]:
+        """In a recording of so many samples: the frames that a site mixes at once, and those it mixes a second."""
+        return self.frames(samples), self.frame_rate
 
     def adapter(self, mixer: Mixer, index: int) -> nn.Module:
         """The module that puts a mixer in the place of layer `index`'s attention."""

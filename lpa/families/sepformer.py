@@ -16,12 +16,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import LpaError
-from ..mixers import Mixer
-from ..plan import Site, Swap
-from .base import Flow, MixerSite, attendable, check_audio, own_frames, padding_mask
+from ..mixers.base import exactly
+from ..plan import Site
+from ..tokens import Tokens
+from .base import Flow, MixerSite, Output, SpeechModel, attendable, check_audio, own_frames, padding_mask
 
 KINDS = ("intra", "inter")
-FLOOR = 1e-8  # of energies in the loss, against log(0)
 
 
 @dataclass(frozen=True)
@@ -200,15 +200,15 @@ class Block(nn.Module):
         self.intra_norm = Norm(config.width, config.norm)
         self.inter_norm = Norm(config.width, config.norm)
 
-    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        """x (B, S, K, D), mask (B, S) True where a chunk is the sample's own."""
+    def forward(self, x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+        """x (B, S, K, D), mask (B, S) True where a chunk is the sample's own → after the first path, after both."""
         size = x.shape[:2]
         within = self.intra_mdl(x.flatten(0, 1), None).unflatten(0, size)
         x = x + self.intra_norm(within, mask)
         rows = x.transpose(1, 2)  # (B, K, S, D)
         per_row = None if mask is None else mask.repeat_interleave(x.shape[2], 0)  # (B·K, S)
         across = self.inter_mdl(rows.flatten(0, 1), per_row).view(rows.shape).transpose(1, 2)
-        return x + self.inter_norm(across, mask)
+        return x, x + self.inter_norm(across, mask)
 
 
 class MaskNet(nn.Module):
@@ -227,8 +227,11 @@ class MaskNet(nn.Module):
         self.output = nn.Sequential(nn.Conv1d(width, width, 1), nn.Tanh())
         self.output_gate = nn.Sequential(nn.Conv1d(width, width, 1), nn.Sigmoid())
 
-    def forward(self, frames: Tensor, lengths: Tensor | None) -> Tensor:
-        """frames (B, L, D), lengths (B,) the frames that are each sample's own, or None: all → mask (B, L, D)."""
+    def forward(self, frames: Tensor, lengths: Tensor | None, after: list[Tensor] | None = None) -> Tensor:
+        """frames (B, L, D), lengths (B,) the frames that are each sample's own, or None: all → mask (B, L, D).
+
+        `after` is given what every path made of the frames (B, L, D).
+        """
         count = frames.shape[1]
         own = None if lengths is None else own_frames(lengths, count)
         x = pointwise(self.norm(frames, own), self.conv1d)
@@ -237,11 +240,19 @@ class MaskNet(nn.Module):
         x = self.split(x)  # (B, S, K, D)
         chunks = None if lengths is None else own_frames(self.chunks(lengths), x.shape[1])
         for block in self.dual_mdl:
-            x = block(x, chunks)
+            within, x = block(x, chunks)
+            if after is not None:
+                after += [self.join(path)[:, :count] for path in (within, x)]
         x = pointwise(F.prelu(x, self.prelu.weight), self.conv2d)
         x = self.join(x)[:, :count]
         x = torch.tanh(pointwise(x, self.output[0])) * torch.sigmoid(pointwise(x, self.output_gate[0]))
         return torch.relu(pointwise(x, self.end_conv1x1))
+
+    @property
+    def layers(self) -> list[Layer]:
+        """In the order of computation, as the sites are."""
+        paths = [path for block in self.dual_mdl for path in (block.intra_mdl, block.inter_mdl)]  # type: ignore[union-attr]
+        return [layer for path in paths for layer in path.mdl.layers]  # type: ignore[union-attr]
 
     def chunks(self, frames):
         """How many chunks cover so many frames, half a chunk of silence before them and at least that after."""
@@ -263,6 +274,9 @@ class MaskNet(nn.Module):
 class Net(nn.Module):
     """The three parts that a speechbrain checkpoint has files of."""
 
+    encoder: Any
+    decoder: Any
+
     def __init__(self, config: Config, flow: Flow):
         super().__init__()
         step = config.kernel // 2
@@ -270,51 +284,101 @@ class Net(nn.Module):
         self.masknet = MaskNet(config, flow)
         self.decoder = nn.ConvTranspose1d(config.width, 1, config.kernel, step, bias=False)
 
-    def forward(self, audio: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """audio (B, S), lengths (B,) own frames or None → (B, S' ≤ S)."""
-        frames = torch.relu(self.encoder(audio.unsqueeze(1))).transpose(1, 2)  # (B, L, D)
-        if lengths is not None:
-            frames = frames.masked_fill(~own_frames(lengths, frames.shape[1]).unsqueeze(-1), 0)
-        masked = frames * self.masknet(frames, lengths)
-        return self.decoder(masked.transpose(1, 2)).squeeze(1)
+    # Both convolutions are products with overlapping pieces of audio: one quick call each, in training as well.
+
+    def frame(self, audio: Tensor) -> Tensor:
+        """audio (B, S) → frames (B, L, D)"""
+        weight = self.encoder.conv1d.weight.squeeze(1)  # (D, kernel)
+        return torch.relu(F.linear(audio.unfold(1, weight.shape[1], weight.shape[1] // 2), weight))
+
+    def sound(self, frames: Tensor) -> Tensor:
+        """frames (B, L, D) → audio (B, (L + 1)·step)"""
+        first, second = (frames @ self.decoder.weight.squeeze(1)).chunk(2, -1)  # (B, L, step) each
+        return (F.pad(first, (0, 0, 0, 1)) + F.pad(second, (0, 0, 1, 0))).flatten(1)
 
 
 # --- the model
 
 
-class SepFormer(nn.Module):
+@dataclass
+class Enhanced(Output):
+    """An output whose result is audio: there are no logits."""
+
+    audio: Tensor  # (B, S) clean, whole frames of it
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What any model is asked for."""
+
+    head: bool = False  # no CTC head: it gives audio
+
+
+class SepFormer(SpeechModel):
     """A SepFormer as the rest of the package sees it: called with audio, its attention sites listed and replaceable."""
 
-    family: ClassVar[str] = "sepformer"
+    task: ClassVar[str] = "enhance"
+    Settings = Settings
+    config: Config
 
     def __init__(self, config: Config):
-        super().__init__()
-        self.config, self.flow = config, Flow()
-        self.net = Net(config, self.flow)
-        self.swaps: dict[int, Swap] = {}
+        flow = Flow()
+        super().__init__("sepformer", Net(config, flow), config, Settings(), Tokens())  # an alphabet that nobody reads
+        self.flow = flow
+        self.sample_rate, self.frame_rate = config.sample_rate, 2 * config.sample_rate / config.kernel
         self.eval()
 
     @classmethod
-    def create(cls, settings: dict[str, Any]) -> SepFormer:
-        """A model with fresh weights, in eval mode. `settings`: those that differ from the published models'."""
-        return cls(Config.from_dict(settings))
+    def create(cls, family: str, config: dict[str, Any], tokens: Tokens | None = None) -> SepFormer:
+        """A model with fresh weights, in eval mode. `config`: the settings that differ from the published models'."""
+        return cls(Config.from_dict(config))
 
-    @property
-    def sample_rate(self) -> int:
-        return self.config.sample_rate
+    def front(self, audio: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Where no lengths go in, those that come out are on the CPU: that nothing is padded is seen without a wait."""
+        whole = lengths is None
+        lengths = check_audio(audio, lengths, self.config.kernel)
+        with exactly(audio):
+            frames = self.net.frame(audio.to(self.dtype))  # (B, L, D)
+        count = frames.shape[1]
+        if whole:
+            return frames, torch.full((len(audio),), count)
+        lengths = self.frames(lengths)
+        own = padding_mask(lengths, count)
+        return frames if own is None else frames.masked_fill(~own.unsqueeze(-1), 0), lengths
 
-    def forward(self, audio: Tensor, lengths: Tensor | None = None) -> Tensor:
+    def encode(self, features: Tensor, lengths: Tensor, hidden: bool = False) -> Enhanced:
+        padded = padding_mask(lengths, features.shape[1]) is not None
+        lengths = lengths.to(features.device)
+        after: list[Tensor] = []
+        mask = self.net.masknet(features, lengths if padded else None, after if hidden else None)
+        with exactly(features):
+            clean = features * mask.to(features.dtype)
+            return Enhanced(None, lengths, clean, after, self.net.sound(clean))
+
+    def clean(self, audio: Tensor, lengths: Tensor | None = None) -> Tensor:
         """Noisy audio (B, S), own samples (B,) → clean audio (B, S), zero beyond its own samples.
 
         In a padded batch every sample gives what it gives alone. The scale of the output is the model's own: it was
         trained without one. The samples after the last whole frame, fewer than a step, are zero.
         """
-        kernel, samples = self.config.kernel, audio.shape[-1]
-        lengths = check_audio(audio, lengths, kernel)
-        own = padding_mask(lengths, samples)
-        frames = None if own is None else (torch.div(lengths - kernel, kernel // 2, rounding_mode="floor") + 1).clamp(0)
-        y = self.net(audio, frames)
-        return F.pad(y, (0, samples - y.shape[1]))
+        y = self(audio, lengths).audio
+        return F.pad(y, (0, audio.shape[1] - y.shape[1]))
+
+    def frames(self, samples):
+        """Frames for that many samples: a number, or a tensor of lengths."""
+        found = (samples - self.config.kernel) // (self.config.kernel // 2) + 1
+        return found.clamp(min=0) if isinstance(found, Tensor) else max(0, found)
+
+    @property
+    def encoder(self) -> Any:
+        return self.net.masknet
+
+    @property
+    def width(self) -> tuple[int, int]:
+        return self.config.width, self.config.heads
+
+    def preparation(self) -> dict[str, Any]:
+        return {"kind": "waveform", "normalise": False}
 
     def sites(self, kind: str = "") -> list[Site]:
         """Every place where attention sits, or sat, in the order of computation; `kind`: only intra, or only inter."""
@@ -329,9 +393,10 @@ class SepFormer(nn.Module):
                     found.append(Site(len(found), path, c.width, c.heads))
         return [site for site in found if f"{kind}_mdl" in site.path]
 
-    def adapter(self, mixer: Mixer, index: int) -> nn.Module:
-        """The module that puts a mixer in the place of site `index`'s attention."""
-        return MixerSite(mixer, index, self.flow)
+    def sequence(self, site: Site, samples: int) -> tuple[int, float]:
+        """Chunks overlap by half, so that every frame is mixed twice."""
+        within = f".{KINDS[0]}_mdl." in site.path
+        return self.config.chunk if within else self.encoder.chunks(self.frames(samples)), 2 * self.frame_rate
 
     def base(self) -> dict[str, Any]:
         """The settings that `create` rebuilds the unconverted network from."""
@@ -374,24 +439,3 @@ def position_table(count: int, width: int, device: torch.device) -> Tensor:
     rates = torch.exp(torch.arange(0, width, 2, device=device).float() * -(math.log(10000.0) / width))
     angles = torch.arange(count, device=device).float().unsqueeze(1) * rates
     return torch.stack([angles.sin(), angles.cos()], -1).flatten(1)
-
-
-# --- training
-
-
-def si_snr_loss(estimate: Tensor, target: Tensor, lengths: Tensor | None = None) -> Tensor:
-    """Negative SI-SNR in dB, the mean over the batch. estimate, target (B, S); lengths (B,) own samples."""
-    if estimate.shape != target.shape:
-        raise LpaError(f"estimate is {tuple(estimate.shape)}, target {tuple(target.shape)}; they must be alike")
-    estimate, target = estimate.float(), target.float()
-    if lengths is None:
-        estimate, target = (a - a.mean(-1, keepdim=True) for a in (estimate, target))
-    else:
-        own = own_frames(lengths, estimate.shape[1])
-        count = lengths.clamp(min=1).unsqueeze(1)
-        estimate, target = (torch.where(own, a, 0) for a in (estimate, target))
-        estimate, target = (torch.where(own, a - a.sum(-1, keepdim=True) / count, 0) for a in (estimate, target))
-    scale = (estimate * target).sum(-1, keepdim=True) / (target.square().sum(-1, keepdim=True) + FLOOR)
-    wanted = scale * target
-    energy, noise = wanted.square().sum(-1), (estimate - wanted).square().sum(-1)
-    return -10 * torch.log10((energy + FLOOR) / (noise + FLOOR)).mean()

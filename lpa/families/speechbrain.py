@@ -26,6 +26,11 @@ class Hyperparams(yaml.SafeLoader):
 Hyperparams.add_multi_constructor("!", Hyperparams.plain)
 
 
+def is_speechbrain(source: str | Path) -> bool:
+    """Whether this is a folder with speechbrain's files, or a hub id of speechbrain's own."""
+    return (Path(source) / "hyperparams.yaml").is_file() or str(source).startswith("speechbrain/")
+
+
 def load_speechbrain(source: str | Path) -> SepFormer:
     """A speechbrain folder or hub id: hyperparams.yaml, encoder.ckpt, masknet.ckpt and decoder.ckpt. In eval mode."""
     source = str(source)
@@ -37,7 +42,7 @@ def load_speechbrain(source: str | Path) -> SepFormer:
     except (KeyError, TypeError, ValueError) as error:
         raise LpaError(f"{source}: hyperparams.yaml describes no SepFormer of the kind known here ({error})") from None
     with torch.random.fork_rng(devices=[]):  # the weights drawn here are all overwritten: loading moves no seed
-        model = SepFormer.create(settings)
+        model = SepFormer.create("sepformer", settings)
     state: dict[str, torch.Tensor] = {}
     for part in ("encoder", "masknet", "decoder"):
         try:

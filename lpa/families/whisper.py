@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -98,6 +98,7 @@ class WhisperModel(SpeechModel):
         self.config._attn_implementation = ATTENTION
         self.config.encoder_layerdrop = encoder.layerdrop = 0.0  # a dropped layer would break what mixers pass on
         self.log_mel = LogMel(self.config.num_mel_bins, settings.mel_floor)
+        self.fading = 0.0  # share of the position embedding that is still added, while training takes it away
         encoder.register_forward_pre_hook(self.flow.enter_unmasked)
         encoder.register_forward_hook(self.flow.leave_encoder)
 
@@ -140,7 +141,7 @@ class WhisperModel(SpeechModel):
         return Output(self.net.head(x) if self.settings.head else None, lengths, x, after)
 
     def add_positions(self, x: Tensor) -> Tensor:
-        if not self.settings.positions:
+        if not self.settings.positions and not self.fading:
             return x
         most = self.encoder.embed_positions.num_embeddings
         if x.shape[1] > most:
@@ -148,7 +149,17 @@ class WhisperModel(SpeechModel):
                 f"{x.shape[1] / self.frame_rate:.0f} s of audio, but this model has positions for "
                 f"{most / self.frame_rate:.0f} s; cut it into pieces, or use a model made with positions = false"
             )
-        return x + self.encoder.embed_positions.weight[: x.shape[1]]
+        positions = self.encoder.embed_positions.weight[: x.shape[1]]
+        return x + (positions if self.settings.positions else self.fading * positions)
+
+    def drop_positions(self) -> None:
+        """No position embedding from now on; `fading` may lend a share of it back while the model is trained."""
+        self.settings = replace(self.settings, positions=False)
+
+    @property
+    def longest(self) -> float | None:
+        """Seconds of audio that it can hear at once; None: any number."""
+        return self.encoder.embed_positions.num_embeddings / self.frame_rate if self.settings.positions else None
 
     def preparation(self) -> dict[str, Any]:
         mel = {"fft": FFT, "hop": HOP, "mels": self.config.num_mel_bins, "floor": self.settings.mel_floor}

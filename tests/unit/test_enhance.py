@@ -10,10 +10,10 @@ import pytest
 import soundfile
 import torch
 
-from lpa.enhance import Level, clean, enhance, enhance_files, load, run, save
+from lpa.enhance import Level, clean, enhance, enhance_files, load, margin_of, run
 from lpa.errors import LpaError
 from lpa.families.sepformer import SepFormer
-from lpa.surgery import swap
+from lpa.surgery import save, swap
 
 torch.set_num_threads(1)
 
@@ -23,7 +23,7 @@ TINY = {"width": 16, "heads": 4, "ffn": 24, "blocks": 1, "intra_layers": 1, "int
 
 def tiny(**changes) -> SepFormer:
     torch.manual_seed(0)
-    model = SepFormer.create({**TINY, **changes})
+    model = SepFormer.create("sepformer", {**TINY, **changes})
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.2 * torch.randn_like(parameter))
@@ -67,6 +67,35 @@ def test_blocks_give_what_one_pass_gives(samples, size):
     found, wanted = np.concatenate(parts), run(model, audio)
     assert np.abs(wanted).max() > 1e-4
     np.testing.assert_allclose(found, wanted, atol=1e-6)
+
+
+def test_a_bounded_model_enhances_twenty_seconds_as_one_pass_would(tmp_path):
+    """The file as users get it, with no margin named: the model's own reach decides. All its attention is replaced."""
+    model = tiny(norm="cln", inter_positions=False, chunk=50)
+    for kind, mixer, config in (("intra", "pyramid", {}), ("inter", "window", {"side": 3})):
+        for site in model.sites(kind):
+            swap(model, site, mixer, config)
+    assert 0.1 < margin_of(model) < 2
+    audio = noise(20 * 16000)
+    soundfile.write(tmp_path / "long.wav", audio, 16000, subtype="FLOAT")
+    folder = save(model, tmp_path / "model")
+    assert enhance_files([str(tmp_path / "long.wav")], str(folder), tmp_path / "out", block=4.0) == 0
+    found = soundfile.read(tmp_path / "out" / "long.wav", dtype="float32")[0]
+    whole = run(model, audio[:, None])[:, 0]
+    level = Level(1)
+    level.compare(audio[:, None], whole[:, None])
+    level.peak = np.abs(whole).max(keepdims=True)
+    wanted = whole * level.gain()
+    assert np.abs(wanted).max() > 0.01
+    np.testing.assert_allclose(found, wanted, atol=2e-6)
+
+
+def test_a_model_that_sees_everything_hears_a_second_more():
+    assert margin_of(tiny()) == 1.0
+    far = tiny(norm="cln", inter_positions=False)
+    swap(far, far.sites("inter")[0], "window", {"side": 5000})
+    assert far.reach is not None
+    assert margin_of(far) == 1.0  # a margin of minutes would take the memory that blocks save
 
 
 def test_without_a_margin_blocks_differ():
@@ -242,7 +271,7 @@ def test_a_saved_model_is_the_model(tmp_path, weights):
     assert not loaded.training
     audio = torch.randn(1, 400)
     with torch.no_grad():
-        found, wanted = loaded(audio), model.eval()(audio)
+        found, wanted = loaded.clean(audio), model.eval().clean(audio)
     if weights == "float32":
         assert torch.equal(found, wanted)
     torch.testing.assert_close(found, wanted, atol=0.1 * float(wanted.abs().max()), rtol=0)
@@ -250,12 +279,10 @@ def test_a_saved_model_is_the_model(tmp_path, weights):
 
 
 def test_folders_that_are_no_enhancement_models(tmp_path):
-    from lpa.surgery import save as save_speech
-
     sys.path.append(str(ROOT / "tests" / "unit"))
     from tiny_models import make
 
-    save_speech(make("whisper"), tmp_path / "whisper")
+    save(make("whisper"), tmp_path / "whisper")
     with pytest.raises(LpaError, match="holds a whisper model"):
         load(tmp_path / "whisper")
     with pytest.raises(LpaError, match="is no SepFormer folder"):

@@ -9,9 +9,11 @@ import pytest
 import torch
 from torch import nn
 
+from lpa.denoise import negative_si_snr
 from lpa.errors import LpaError
-from lpa.families.sepformer import SepFormer, position_table, si_snr_loss
+from lpa.families.sepformer import SepFormer, position_table
 from lpa.families.speechbrain import load_speechbrain
+from lpa.inspect import describe
 from lpa.mixers import MIXERS, projections
 from lpa.surgery import mixer_at, swap
 
@@ -97,7 +99,7 @@ torch.save({"parameters": sorted(found), "cases": cases}, f"{out}/theirs.pt")
 def tiny(**changes) -> SepFormer:
     """Always with the same weights, moved off their start, so that nothing is hidden by a zero or a one."""
     torch.manual_seed(0)
-    model = SepFormer.create({**TINY, **changes})
+    model = SepFormer.create("sepformer", {**TINY, **changes})
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.2 * torch.randn_like(parameter))
@@ -125,7 +127,7 @@ def test_speechbrains_own_modules_give_the_same(tmp_path, norm, before, position
     assert sorted(model.net.state_dict()) == theirs["parameters"]
     for audio, wanted in theirs["cases"]:
         with torch.no_grad():
-            found = model(audio)
+            found = model.clean(audio)
         assert found.shape == audio.shape
         assert wanted.abs().max() > 0.1
         torch.testing.assert_close(found[:, : wanted.shape[1]], wanted, atol=1e-5, rtol=1e-5)
@@ -141,11 +143,11 @@ def test_a_padded_batch_gives_what_each_gives_alone(changes, mixer):
             swap(model, site, mixer)
     audio = torch.randn(len(LENGTHS), 400)  # noise in the padding, so that whatever reads it shows
     with torch.no_grad():
-        together = model(audio, torch.tensor(LENGTHS))
+        together = model.clean(audio, torch.tensor(LENGTHS))
         for row, length in enumerate(LENGTHS):
             assert not together[row, length:].any()
             if length >= 16:
-                alone = model(audio[row : row + 1, :length])[0]
+                alone = model.clean(audio[row : row + 1, :length])[0]
                 assert alone.abs().max() > 1e-3
                 torch.testing.assert_close(together[row, :length], alone, atol=2e-5, rtol=1e-4)
             else:
@@ -157,7 +159,7 @@ def test_any_length_beyond_the_stored_position_tables():
     model = tiny(blocks=1, intra_layers=1, inter_layers=1)
     samples = 5 * 8 * 2600  # half a chunk is 5 frames of 8 samples
     with torch.no_grad():
-        found = model(torch.randn(1, samples))
+        found = model.clean(torch.randn(1, samples))
     assert found.shape == (1, samples)
     assert found.isfinite().all()
     table = position_table(2600, 16, torch.device("cpu"))
@@ -175,10 +177,18 @@ def test_sites_are_in_the_order_they_are_computed():
     for site in sites:
         module = model.net.get_submodule(site.path)
         module.register_forward_hook(lambda *_, index=site.index: called.append(index))
-    model(torch.randn(1, 100))
+    model.clean(torch.randn(1, 100))
     assert called == list(range(8))
     with pytest.raises(LpaError, match="have intra, inter"):
         model.sites("both")
+
+
+def test_what_a_layer_costs_a_second():
+    """Within a chunk the recording's length does not count; across chunks it does. Every frame is in two chunks."""
+    layers = describe(tiny())["layers"]
+    within, across = layers[0]["mflop_per_second"], layers[2]["mflop_per_second"]
+    assert within["10"] == within["60"] == pytest.approx((8 * 16 * 16 + 4 * 10 * 16) / 1e6 * 4000, abs=1e-3)
+    assert across["60"] > 5 * across["10"]
 
 
 def test_projections_are_the_attentions_own_weights():
@@ -204,29 +214,29 @@ def test_every_mixer_swaps_in_learns_and_comes_out(mixer):
     model = tiny()
     audio = torch.randn(1, 500)
     with torch.no_grad():
-        before = model(audio)
+        before = model.clean(audio)
     names = set(model.net.state_dict())
     undo = [swap(model, site, mixer) for site in model.sites()]
-    si_snr_loss(model(audio), torch.randn(1, 500)).backward()
+    negative_si_snr(model.clean(audio), torch.randn(1, 500)).mean().backward()
     for site in model.sites():
         for name, parameter in mixer_at(model, site.index).named_parameters():
             assert parameter.grad is None or parameter.grad.isfinite().all(), name
-    assert model(audio).isfinite().all()
+    assert model.clean(audio).isfinite().all()
     for back in undo:
         back()
     assert set(model.net.state_dict()) == names
     with torch.no_grad():
-        assert torch.equal(model(audio), before)
+        assert torch.equal(model.clean(audio), before)
 
 
 def test_a_window_as_wide_as_the_chunk_is_the_attention():
     model = tiny()
     audio = torch.randn(2, 700)
     with torch.no_grad():
-        before = model(audio)
+        before = model.clean(audio)
         for site in model.sites():
             swap(model, site, "window", {"side": 40})
-        torch.testing.assert_close(model(audio), before, atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(model.clean(audio), before, atol=1e-5, rtol=1e-4)
 
 
 def test_reach_is_what_the_output_depends_on():
@@ -242,15 +252,15 @@ def test_reach_is_what_the_output_depends_on():
     changed[:, : middle - model.reach] = torch.randn(1, middle - model.reach)
     changed[:, middle + model.reach + 1 :] = 0
     with torch.no_grad():
-        torch.testing.assert_close(model(changed)[0, middle], model(audio)[0, middle], atol=1e-6, rtol=0)
+        torch.testing.assert_close(model.clean(changed)[0, middle], model.clean(audio)[0, middle], atol=1e-6, rtol=0)
         near = audio.clone()
         near[:, middle - model.grid] += 10  # a chunk away: well within
-        assert (model(near) - model(audio))[0, middle].abs() > 1e-4
+        assert (model.clean(near) - model.clean(audio))[0, middle].abs() > 1e-4
 
 
 def test_the_published_size():
     with torch.device("meta"):
-        model = SepFormer.create({})
+        model = SepFormer.create("sepformer", {})
     assert sum(p.numel() for p in model.parameters()) / 1e6 == pytest.approx(25.7, abs=0.1)
     assert len(model.sites("intra")) == len(model.sites("inter")) == 16
 
@@ -267,7 +277,7 @@ def test_the_published_size():
 )
 def test_settings_that_cannot_be(settings, said):
     with pytest.raises(LpaError, match=said):
-        SepFormer.create({**TINY, **settings})
+        SepFormer.create("sepformer", {**TINY, **settings})
 
 
 # --- speechbrain's folders
@@ -292,7 +302,7 @@ def test_a_checkpoint_folder_loads(tmp_path):
     assert loaded.config == model.config
     assert not loaded.training
     audio = torch.randn(1, 300)
-    assert torch.equal(loaded(audio), model(audio))
+    assert torch.equal(loaded.clean(audio), model.clean(audio))
 
 
 def test_what_is_wrong_with_a_checkpoint_is_said(tmp_path):
@@ -328,31 +338,31 @@ def test_loss_is_the_negative_si_snr_of_the_score():
     estimate = 0.7 * target + 0.4 * torch.randn(3, 300) + 0.2
     lengths = torch.tensor([300, 120, 77])
     each = [si_snr(e[:n].numpy(), t[:n].numpy()) for e, t, n in zip(estimate, target, lengths, strict=True)]
-    assert si_snr_loss(estimate, target, lengths).item() == pytest.approx(-sum(each) / 3, abs=1e-4)
-    assert si_snr_loss(estimate[:1], target[:1]).item() == pytest.approx(-each[0], abs=1e-4)
+    assert negative_si_snr(estimate, target, lengths).mean().item() == pytest.approx(-sum(each) / 3, abs=1e-4)
+    assert negative_si_snr(estimate[:1], target[:1]).mean().item() == pytest.approx(-each[0], abs=1e-4)
     with pytest.raises(LpaError, match="must be alike"):
-        si_snr_loss(estimate, target[:, 1:])
+        negative_si_snr(estimate, target[:, 1:])
 
 
 def test_loss_has_the_gradient_of_finite_differences():
     torch.manual_seed(1)
     target, lengths = torch.randn(2, 12), torch.tensor([12, 7])
     estimate = (target + 0.5 * torch.randn(2, 12)).requires_grad_()
-    si_snr_loss(estimate, target, lengths).backward()
+    negative_si_snr(estimate, target, lengths).mean().backward()
     assert not estimate.grad[1, 7:].any()
     step = 1e-2
     for row, column in ((0, 3), (0, 11), (1, 5)):
         moved = torch.zeros(2, 12)
         moved[row, column] = step
         with torch.no_grad():
-            up, down = (si_snr_loss(estimate + sign * moved, target, lengths) for sign in (1, -1))
+            up, down = (negative_si_snr(estimate + sign * moved, target, lengths).mean() for sign in (1, -1))
         assert estimate.grad[row, column].item() == pytest.approx(((up - down) / (2 * step)).item(), rel=0.02, abs=2e-3)
 
 
 def test_loss_of_silence_is_finite():
     for estimate, target in ((torch.zeros(1, 50), torch.randn(1, 50)), (torch.randn(1, 50), torch.zeros(1, 50))):
         estimate.requires_grad_()
-        loss = si_snr_loss(estimate, target)
+        loss = negative_si_snr(estimate, target).mean()
         loss.backward()
         assert loss.isfinite()
         assert estimate.grad.isfinite().all()
@@ -361,13 +371,13 @@ def test_loss_of_silence_is_finite():
 def test_it_learns():
     """A few steps on one noisy tone: the loss falls."""
     torch.manual_seed(0)
-    model = SepFormer.create(TINY).train()
+    model = SepFormer.create("sepformer", TINY).train()
     clean = torch.sin(torch.arange(800) * 0.3).repeat(2, 1)
     noisy = clean + 0.6 * torch.randn(2, 800)
     optimiser = torch.optim.Adam(model.parameters(), 3e-3)
     losses = []
     for _ in range(30):
-        loss = si_snr_loss(model(noisy), clean)
+        loss = negative_si_snr(model.clean(noisy), clean).mean()
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()

@@ -1,0 +1,53 @@
+#!/usr/bin/env bash
+# A SepFormer, the conversions of its attention and their tables, in about a quarter of an hour on one H200.
+#
+#   recipes/sepformer-table.sh [MINUTES]     train the SepFormer that long by the clock (default 5.5); run again, it goes on
+#
+# LPA_DATA  folder that holds LibriSpeech's dev-clean            TEST     what is measured on ($LPA_DATA/test-clean)
+# RUNS      where runs are kept (runs)                           RESULTS  where records are written (results)
+# LIMIT     utterances of TEST for the tables (100)              DEVICE   cuda or cpu
+# LPA       the command (lpa)                                    SET      more of `--set key=value` for the conversions
+#
+# Outside a git clone set LPA_COMMIT, or nothing is recorded.
+set -euo pipefail
+
+MINUTES=${1:-5.5}
+: "${LPA_DATA:?set LPA_DATA to the folder that holds dev-clean}"
+LPA=${LPA:-lpa} RUNS=${RUNS:-runs} RESULTS=${RESULTS:-results} LIMIT=${LIMIT:-100} DEVICE=${DEVICE:-cuda} SET=${SET:-}
+TEST=${TEST:-$LPA_DATA/test-clean} RECIPES=$(dirname "$0") MODEL=$RUNS/sepformer/model
+mkdir -p "$RUNS" "$RESULTS"
+export LPA_DATA OMP_NUM_THREADS=${OMP_NUM_THREADS:-2}
+
+convert() { # NAME RECIPE ARGUMENTS…
+    local name=$1 recipe=$2
+    shift 2
+    # shellcheck disable=SC2086
+    $LPA convert "$MODEL" --data "$LPA_DATA/dev-clean" --recipe "$RECIPES/$recipe.toml" --out "$RUNS/$name" \
+        --set train.cache="$RUNS/cache" $SET "$@" >"$RUNS/$name.log" 2>&1
+}
+
+control() { # OF NAME: as soon as it is settled which layers, in which order
+    for _ in $(seq 300); do [ -e "$RUNS/$1/order.json" ] && break || sleep 1; done
+    $LPA control "$RUNS/$1" --out "$RUNS/$2" >"$RUNS/$2.log" 2>&1
+}
+
+$LPA train "$RECIPES/sepformer.toml" --out "$RUNS/sepformer" --set minutes="$MINUTES" --set cache="$RUNS/cache"
+
+# Side by side: a step is bound by launching its kernels as much as by the GPU.
+jobs=()
+for mixer in pyramid lpa summary; do
+    convert "sepformer-$mixer" sepformer-convert --mixer $mixer & jobs+=($!)
+done
+control sepformer-pyramid sepformer-control & jobs+=($!)
+convert sepformer-all sepformer-all & jobs+=($!)
+control sepformer-all sepformer-all-control & jobs+=($!)
+for job in "${jobs[@]}"; do wait "$job" || echo "a conversion failed; see $RUNS/*.log" >&2; done
+
+measure() { $LPA table "$@" --data "$TEST" --limit "$LIMIT" --device "$DEVICE" --record --results "$RESULTS"; }
+measure "$RUNS"/sepformer-{lpa,pyramid,summary,control} & jobs=($!)
+measure "$RUNS"/sepformer-all "$RUNS"/sepformer-all-control & jobs+=($!)
+for noise in white babble; do
+    $LPA evaluate --model "$MODEL" --model "$RUNS/sepformer-pyramid/model" --model "$RUNS/sepformer-all/model" \
+        --data "$TEST" --limit "$LIMIT" --noise $noise --device "$DEVICE" --record --results "$RESULTS" & jobs+=($!)
+done
+for job in "${jobs[@]}"; do wait "$job"; done
