@@ -1,10 +1,13 @@
-"""Greedy CTC over a set of utterances: WER and CER with intervals, speed, and proof that batches change nothing."""
+"""Greedy CTC over a set of utterances: WER and CER with intervals, speed, and proof that batches change nothing.
+
+The same speech can be heard in longer recordings (utterances joined), and gates at another temperature.
+"""
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,11 +17,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from . import records
 from .audio import RATE
 from .data import AudioBank, open_source
 from .errors import LpaError
 from .families.base import SpeechModel
+from .run.torch import TorchListener
 from .score import Score, score
+from .surgery import mixer_at
+from .transcribe import spans
 
 GROUP = 4  # utterances that are checked in one batch, from short to long so that most are padded
 TOLERANCE = 1e-3  # of logits in float32
@@ -34,6 +41,7 @@ class Evaluation:
     wall_seconds: float
     checked: int  # utterances that were run alone as well
     largest_difference: float  # between their logits alone and in a batch
+    chunk_seconds: float | None = None  # what the model can hear at once, where a recording was longer
 
     @property
     def real_time_factor(self) -> float:
@@ -47,7 +55,61 @@ class Evaluation:
             "wall_seconds": round(self.wall_seconds, 3),
             "real_time_factor": round(self.real_time_factor, 5),
             "batch_check": {"utterances": self.checked, "largest_difference": self.largest_difference},
+            "chunk_seconds": self.chunk_seconds,
         }
+
+
+class Joined(AudioBank):
+    """The utterances of each speaker laid end to end, in recordings of about so many seconds: the same speech."""
+
+    def __init__(self, bank: AudioBank, seconds: float):
+        if seconds <= 0:
+            raise LpaError(f"utterances are joined to a number of seconds above 0, not {seconds:g}")
+        self.bank = bank
+        self.groups = [group for name in dict.fromkeys(bank.speakers) for group in self.cut(name, seconds)]
+        self.ids = [bank.ids[g[0]] if len(g) == 1 else f"{bank.ids[g[0]]}..{bank.ids[g[-1]]}" for g in self.groups]
+        self.texts = [" ".join(bank.texts[i] for i in group) for group in self.groups]
+        self.lengths = np.array([bank.lengths[group].sum() for group in self.groups])
+
+    def cut(self, speaker: str, seconds: float) -> list[np.ndarray]:
+        """A speaker's utterances in order, cut into groups whose lengths differ as little as whole utterances allow."""
+        mine = np.flatnonzero(np.array(self.bank.speakers) == speaker)
+        lengths = self.bank.lengths[mine]
+        total = int(lengths.sum())
+        count = max(1, round(total / (seconds * RATE)))
+        middle = np.cumsum(lengths) - lengths / 2  # (N,)
+        groups = (middle * count // total).astype(int)
+        return [mine[groups == number] for number in np.unique(groups)]
+
+    def clip(self, index: int) -> np.ndarray:
+        return np.concatenate([self.bank.clip(i) for i in self.groups[index]])
+
+
+class Chunks(AudioBank):
+    """A bank with whatever is too long for a model cut into chunks that overlap; everything else is a chunk itself."""
+
+    def __init__(self, bank: AudioBank, model: SpeechModel):
+        self.bank = bank
+        self.seconds = longest(model)
+        long = self.seconds is not None and int(bank.lengths.max()) > self.seconds * RATE
+        self.seconds = self.seconds if long else None
+        listener: Any = TorchListener(model) if long else None
+        self.places = [
+            (index, *span)  # whose chunk it is, its samples, and which of its frames count
+            for index, count in enumerate(bank.lengths.tolist())
+            for span in (spans(count, listener, self.seconds) if long else [(0, count, 0, None)])
+        ]
+        self.ids = [bank.ids[index] for index, *_ in self.places]
+        self.lengths = np.array([stop - start for _, start, stop, *_ in self.places])
+
+    def clip(self, index: int) -> np.ndarray:
+        owner, start, stop, *_ = self.places[index]
+        return self.bank.clip(owner)[start:stop]
+
+
+def longest(model: SpeechModel) -> float | None:
+    """Seconds that a model can hear at once; None: any number."""
+    return getattr(model, "longest", None)
 
 
 def evaluate(
@@ -69,19 +131,23 @@ def evaluate(
     model.to(device or home).eval()
     try:
         with full_precision():
-            difference, alone = check_batching(model, bank, check, tolerance)
+            chunks = Chunks(bank, model)
+            padded = 2 * int(chunks.lengths.min()) <= batch_seconds * RATE  # else each is a batch of its own
+            difference, alone = check_batching(model, chunks, check if padded else 0, tolerance)
             start = time.perf_counter()
             hypotheses = transcribe(model, bank, batch_seconds, progress)
             wall = time.perf_counter() - start
     finally:
         model.to(home).train(training)
     for index, transcript in alone.items():
-        if hypotheses[index] != transcript:
+        owner, _, stop, *_ = chunks.places[index]
+        if stop == bank.lengths[owner] == chunks.lengths[index] and hypotheses[owner] != transcript:
             raise LpaError(
-                f"{bank.ids[index]} reads {transcript!r} alone but {hypotheses[index]!r} in a batch; {ADVICE}"
+                f"{bank.ids[owner]} reads {transcript!r} alone but {hypotheses[owner]!r} in a batch; {ADVICE}"
             )
     seconds = float(bank.lengths.sum()) / RATE
-    return Evaluation(score(bank.texts, hypotheses), hypotheses, seconds, wall, len(alone), difference)
+    scored = score(bank.texts, hypotheses)
+    return Evaluation(scored, hypotheses, seconds, wall, len(alone), difference, chunks.seconds)
 
 
 ADVICE = "padding leaks into the model or its decoding, so no figure would hold"
@@ -91,15 +157,20 @@ def transcribe(
     model: SpeechModel, bank: AudioBank, batch_seconds: float, progress: Callable[[int, int], None] | None = None
 ) -> list[str]:
     """Greedy transcripts of every utterance, longest first, in batches of like lengths."""
-    found = [""] * len(bank)
+    chunks = Chunks(bank, model)
+    best: list[list[int]] = [[] for _ in chunks.ids]
     done = 0
-    for batch in by_length(bank.lengths, batch_seconds * RATE):
-        for index, logits in zip(batch, own_logits(model, bank, batch), strict=True):
-            found[index] = greedy(model, logits)
+    for batch in by_length(chunks.lengths, batch_seconds * RATE):
+        for index, logits in zip(batch, own_logits(model, chunks, batch), strict=True):
+            *_, first, last = chunks.places[index]
+            best[index] = logits[first:last].argmax(-1).tolist()
         done += len(batch)
         if progress:
-            progress(done, len(bank))
-    return found
+            progress(done, len(chunks))
+    found: list[list[int]] = [[] for _ in bank.ids]
+    for (owner, *_), ids in zip(chunks.places, best, strict=True):  # a recording's chunks are in order
+        found[owner] += ids
+    return [model.tokens.decode(ids) for ids in found]
 
 
 def by_length(lengths: np.ndarray, limit: float) -> Iterator[np.ndarray]:
@@ -170,20 +241,45 @@ def full_precision() -> Iterator[None]:
         torch.backends.cudnn.allow_tf32 = convolution
 
 
-def evaluate_folder(
-    model: str,
+def set_gates(model: SpeechModel, tau: str) -> None:
+    """Set the temperature of all gates: a number, or `hard`, the limit at 0."""
+    mixers = [mixer_at(model, index) for index in model.swaps]
+    gated = [mixer for mixer in mixers if getattr(mixer, "in_recording", 0)]
+    if not gated:
+        raise LpaError("this model has no gates, so it has no temperature; leave --tau out")
+    for mixer in gated:
+        mixer.hard = tau == "hard"
+        if not mixer.hard:
+            try:
+                mixer.tau = float(tau)
+            except ValueError:
+                raise LpaError(f"--tau is a number, or hard, not {tau}") from None
+            if not mixer.tau > 0:
+                raise LpaError(f"--tau must be above 0, not {tau}; its limit is called hard")
+
+
+def evaluate_folder(model: str, data: str, **options: Any) -> dict[str, Any]:
+    """One model by name on data by name: see `evaluate_folders`."""
+    return evaluate_folders([model], data, **options)[0]
+
+
+def evaluate_folders(
+    models: Sequence[str],
     data: str,
     *,
+    join: Sequence[float] = (),
+    tau: Sequence[str] = (),
     limit: int | None = None,
     out: str | Path | None = None,
     batch_seconds: float = 120.0,
     check: int = 16,
     device: str | None = None,
     speakers: tuple[str, ...] = (),
-) -> dict[str, Any]:
-    """`lpa evaluate`: a model by name on data by name, with a progress bar; `out` gets one JSON line an utterance.
+) -> list[dict[str, Any]]:
+    """`lpa evaluate`: models by name on data by name, with a progress bar; `out` gets one JSON line an utterance.
 
-    `limit` takes that many utterances, spread evenly over the set and so over its speakers.
+    `limit` takes that many utterances, spread evenly over the set and so over its speakers. Each model is heard once
+    for every one of `join` (seconds that utterances are joined to) and `tau`: audio is read once for all.
     """
     from rich.console import Console
     from rich.progress import Progress
@@ -196,19 +292,77 @@ def evaluate_folder(
             raise LpaError(f"limit must be at least 1, not {limit}")
         picks = np.unique(np.linspace(0, len(source.utterances) - 1, min(limit, len(source.utterances))).astype(int))
         source.utterances = [source.utterances[i] for i in picks]
+    cases = [(name, seconds, at) for name in models for seconds in join or (None,) for at in tau or (None,)]
+    if out and len(cases) > 1:
+        raise LpaError(f"{len(cases)} evaluations cannot share one --out; do them one by one")
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    network = load(model, device=device, dtype=torch.float32)
+    networks = {name: load(name, device=device, dtype=torch.float32) for name in models}
+    found = []
     with Progress(console=Console(stderr=True), transient=True) as bars:
         bank = AudioBank([source], progress=_bar(bars, "reading"))
-        result = evaluate(network, bank, batch_seconds=batch_seconds, check=check, progress=_bar(bars, "transcribing"))
-    if out:
-        lines = (
-            {"id": i, "reference": r, "hypothesis": h}
-            for i, r, h in zip(bank.ids, bank.texts, result.hypotheses, strict=True)
-        )
-        Path(out).write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
-    bad = [{"what": what, "why": why} for what, why in bank.bad]
-    return {"model": str(model), "data": str(data), "device": device, **result.to_dict(), "bad": bad}
+        banks = {seconds: bank if seconds is None else Joined(bank, seconds) for seconds in join or (None,)}
+        for name, seconds, at in cases:
+            network = networks[name]
+            if at is not None:
+                set_gates(network, at)
+            heard, tell = banks[seconds], _bar(bars, "transcribing")
+            result = evaluate(network, heard, batch_seconds=batch_seconds, check=check, progress=tell)
+            if out:
+                lines = (
+                    {"id": i, "reference": r, "hypothesis": h}
+                    for i, r, h in zip(heard.ids, heard.texts, result.hypotheses, strict=True)
+                )
+                Path(out).write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
+            bad = [{"what": what, "why": why} for what, why in bank.bad]
+            about = {"model": str(name), "data": str(data), "device": device, "network": describe(network)}
+            found.append({**about, "join_seconds": seconds, "tau": at, **result.to_dict(), "bad": bad})
+    return found
+
+
+def describe(model: SpeechModel) -> dict[str, Any]:
+    """What a record says of a network."""
+    mixers = sorted({swap.mixer for swap in model.swaps.values()})
+    return {"family": model.family, "layers": len(model.sites()), "replaced": len(model.swaps), "mixers": mixers}
+
+
+def write_record(result: dict[str, Any], folder: Path | str) -> None:
+    """Add a result to FOLDER/evaluate.jsonl; of a conversion's model also what it was made with."""
+    names = ("wer", "cer", "utterances", "words", "audio_seconds", "wall_seconds", "real_time_factor")
+    figures = {name: result[name] for name in names}
+    if result["join_seconds"]:
+        figures["seconds"] = result["join_seconds"]
+        figures["mean_seconds"] = round(result["audio_seconds"] / result["utterances"], 2)
+    more = {name: result[name] for name in ("network", "tau", "chunk_seconds", "device")}
+    above = Path(result["model"]).parents[:2]  # of RUN/model and RUN/step-NN/model
+    runs = [run for run in above if (run / "order.json").is_file()]
+    config = json.loads((runs[0] / "config.json").read_text()) if runs else {}
+    records.write(
+        "evaluate",
+        what="wer",
+        model=result["model"],
+        data=result["data"],
+        seed=config.get("seed"),
+        figures=figures,
+        interval=result["wer_interval"],
+        folder=folder,
+        unit="percent",
+        config=config or None,
+        **more,
+    )
+
+
+def show(result: dict[str, Any], several: bool) -> str:
+    """A result as a line; of several it says which one it is."""
+    low, high = result["wer_interval"]
+    which = [result["model"]] if several else []
+    which += [f"joined to {result['join_seconds']:g} s"] if result["join_seconds"] else []
+    which += [f"gates {result['tau']}"] if result["tau"] else []
+    chunks = f", heard in chunks of {result['chunk_seconds']:g} s" if result["chunk_seconds"] else ""
+    return (
+        f"{', '.join(which)}{': ' if which else ''}WER {result['wer']:.2f} % ({low:.2f} to {high:.2f}), "
+        f"CER {result['cer']:.2f} %, {result['utterances']} utterances, "
+        f"real-time factor {result['real_time_factor']:.4f}{chunks}"
+    )
 
 
 def _bar(bars, name: str) -> Callable[[int, int], None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 import torch.nn.functional as F
@@ -69,6 +70,26 @@ def hidden_error(
     mask = pairs[0][2] * weights.unsqueeze(1)  # (B, T)
     errors = torch.stack([_relative_error(s, t, own) for s, t, own in pairs]).mean(0)  # (B, T)
     return Part((errors * mask).sum(), mask.sum())
+
+
+def reading_error(
+    student: Tensor, teacher: Tensor, student_lengths: Tensor, teacher_lengths: Tensor, weights: Tensor
+) -> Part:
+    """The same for what the two heads read: (B, T, D) and (B, T', D'), the wider seen through a fixed projection."""
+    student, teacher, mask = align(student, teacher, student_lengths, teacher_lengths)
+    narrow, wide = sorted((student.shape[-1], teacher.shape[-1]))
+    if narrow < wide:
+        project = projection(wide, narrow).to(teacher.device, teacher.dtype)
+        student, teacher = (x @ project if x.shape[-1] == wide else x for x in (student, teacher))
+    mask = mask * weights.unsqueeze(1)  # (B, T)
+    return Part((_relative_error(student, teacher, mask) * mask).sum(), mask.sum())
+
+
+@lru_cache(maxsize=4)
+def projection(wide: int, narrow: int) -> Tensor:
+    """(wide, narrow): orthonormal columns of random direction, the same ones always. It keeps most of any distance."""
+    random = torch.randn(wide, narrow, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    return torch.linalg.qr(random)[0].float()
 
 
 def _relative_error(student: Tensor, teacher: Tensor, mask: Tensor) -> Tensor:

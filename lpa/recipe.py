@@ -78,6 +78,11 @@ class TrainConfig:
     gain_db: Pair = option((0.0, 0.0), "range of gains")
     noise: float = option(0.0, "probability that coloured noise is added")
     noise_snr_db: Pair = option((10.0, 40.0), "range of its signal-to-noise ratio")
+    crop_seconds: float = option(4.0, "enhancement: speech is cut into pieces this long; what is shorter is left out")
+    noise_kinds: tuple[str, ...] = option(
+        ("white",),
+        "enhancement: what is mixed into every piece, in turn: white, coloured, babble; one may be named twice",
+    )
     time_masks: float = option(0.0, "SpecAugment: masks in 10 s of audio")
     time_mask_seconds: float = option(0.5, "SpecAugment: longest mask")
     feature_masks: int = option(0, "SpecAugment: masks over channels")
@@ -85,8 +90,10 @@ class TrainConfig:
     # what it is told
     ctc_weight: float = option(1.0, "weight of the CTC loss against the transcript")
     teacher: str = option("", "model folder or hub id of a frozen teacher")
+    snr_weight: float = option(1.0, "enhancement: weight of negative SI-SNR, in dB, against the clean audio")
     kl_weight: float = option(0.0, "weight of KL(teacher | student) on CTC posteriors")
     hidden_weight: float = option(0.0, "weight of the relative error of hidden states against the teacher's")
+    reading_weight: float = option(0.0, "weight of the relative error of what the head reads, of whatever width")
     temperature: float = option(1.0, "of both posteriors in the KL")
     # housekeeping
     device: str = option("auto", "auto or cpu", free=True)
@@ -109,10 +116,14 @@ class TrainConfig:
             )
         for name, choices in CHOICES.items():
             choose(getattr(self, name), dict.fromkeys(choices), name)
+        for kind in self.noise_kinds:
+            choose(kind, dict.fromkeys(NOISE_KINDS), "noise kind")
+        if not self.noise_kinds:
+            raise LpaError(f"noise_kinds is empty; name some of {', '.join(NOISE_KINDS)}")
         for name in ("steps", "log_every"):
             if getattr(self, name) < 1:
                 raise LpaError(f"{name} must be at least 1, not {getattr(self, name)}")
-        for name in ("batch_seconds", "lr", "temperature", "max_seconds", "pad_seconds"):
+        for name in ("batch_seconds", "lr", "temperature", "max_seconds", "pad_seconds", "crop_seconds"):
             if getattr(self, name) <= 0:
                 raise LpaError(f"{name} must be positive, not {getattr(self, name)}")
         for name in ("speed", "noise_snr_db", "gain_db"):
@@ -126,10 +137,11 @@ class TrainConfig:
             raise LpaError(
                 "sources need shares above 0, and the first, whose length an epoch has, cannot be a `rescan` one"
             )
-        if (self.kl_weight or self.hidden_weight) and not self.teacher:
-            raise LpaError("kl_weight and hidden_weight need a `teacher`; name its model folder")
-        if not (self.ctc_weight or self.kl_weight or self.hidden_weight):
-            raise LpaError("every loss has weight 0; set ctc_weight, kl_weight or hidden_weight")
+        told = self.kl_weight or self.hidden_weight or self.reading_weight
+        if told and not self.teacher:
+            raise LpaError("kl_weight, hidden_weight and reading_weight need a `teacher`; name its model folder")
+        if not (self.ctc_weight or told):
+            raise LpaError("every loss has weight 0; set ctc_weight, kl_weight, hidden_weight or reading_weight")
 
     def resolve(self, path: str) -> str:
         """A path with its {names} filled in from `paths`."""
@@ -146,6 +158,7 @@ class TrainConfig:
         return from_plain(cls, data, source)
 
 
+NOISE_KINDS = ("white", "coloured", "babble")
 CHOICES = {
     "schedule": ("cosine", "linear", "constant"),
     "precision": ("auto", "bf16", "fp32"),

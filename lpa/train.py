@@ -19,17 +19,14 @@ from accelerate import Accelerator
 from accelerate.utils import DistributedDataParallelKwargs, broadcast, broadcast_object_list
 from torch import Tensor, nn
 
-from . import augment, families, losses, recipe, score, surgery
-from .audio import RATE
-from .data import AudioBank, Batches, Source, bucket, open_sources, rejecter
+from . import augment, families, recipe, surgery
+from .data import AudioBank, Batches, Source, open_sources
 from .errors import LpaError
 from .families.base import Output, SpeechModel
-from .feed import Batch, Feed
+from .feed import Batch, Feed, hear
 from .journal import Records, Ticker, list_left_out, whole_file
 from .recipe import TrainConfig
-
-Objective = Callable[[Output, Output | None, Batch], dict[str, tuple[float, losses.Part]]]
-Evaluation = Callable[[SpeechModel], dict[str, Any]]
+from .task import Evaluation, Objective, task_of
 
 
 class Student(nn.Module):
@@ -39,35 +36,9 @@ class Student(nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, audio: Tensor, lengths: Tensor, draws: augment.Draws, hidden: bool) -> Output:
-        features, lengths = self.model.front(audio, lengths)
-        return self.model.encode(augment.mask_features(features, lengths, draws), lengths, hidden=hidden)
-
-
-def objective(config: TrainConfig, blank: int) -> Objective:
-    """The losses of a recipe: CTC against the transcript, KL and hidden states against the teacher."""
-
-    def parts(student: Output, teacher: Output | None, batch: Batch) -> dict[str, tuple[float, losses.Part]]:
-        found = {}
-        if student.logits is None:
-            raise LpaError("the model has no CTC head to train; import or create it with one")
-        if config.ctc_weight:
-            part = losses.ctc(student.logits, batch.frames, batch.targets, batch.target_lengths, blank, batch.weights)
-            found["ctc"] = (config.ctc_weight, part)
-        if teacher is None:
-            return found
-        lengths = (student.lengths, teacher.lengths)
-        if config.kl_weight:
-            if teacher.logits is None or teacher.logits.shape[-1] != student.logits.shape[-1]:
-                raise LpaError("teacher and student have different alphabets; choose a teacher with the student's")
-            part = losses.posterior_kl(student.logits, teacher.logits, *lengths, config.temperature, batch.weights)
-            found["kl"] = (config.kl_weight, part)
-        if config.hidden_weight:
-            part = losses.hidden_error(student.hidden, teacher.hidden, *lengths, batch.weights)
-            found["hidden"] = (config.hidden_weight, part)
-        return found
-
-    return parts
+    def forward(self, audio: Tensor, lengths: Any, draws: augment.Draws, hidden: bool) -> Output:
+        features, frames = (audio, lengths) if audio.dim() == 3 else self.model.front(audio, lengths)
+        return self.model.encode(augment.mask_features(features, frames, draws), frames, hidden=hidden)
 
 
 def rate(config: TrainConfig, step: float) -> float:
@@ -227,7 +198,8 @@ def fit(
     """Train a model for config.steps; whether it is done (else max_minutes were over, and the same call goes on).
 
     `parameters` are AdamW's groups, each with a `scale` of lr; `loss` gives the parts with their weights; `on_step` is
-    called before each with its place in the schedule, `on_eval` gives an evaluation's record. When it is done the model has the averaged weights.
+    called before each with its place in the schedule, `on_eval` gives an evaluation's record. When it is done the model
+    has the averaged weights.
     """
     groups = parameter_groups(model, config) if parameters is None else parameters
     trained = [p for g in groups for p in g["params"]]
@@ -251,7 +223,7 @@ def fit(
     )
     run = Run(model, feed, batches, optimizer, Average(trained, config.ema), out / "checkpoint.pt", accelerator)
     run.restore()
-    step = Step(run, student, config, teacher, loss or objective(config, model.tokens.blank))
+    step = Step(run, student, config, teacher, loss or task_of(model).objective(config, model))
     done = _loop(run, step, config, on_step, on_eval)
     model.eval()
     if done:
@@ -295,13 +267,15 @@ class Step:
         weights = {name: weight for name, (weight, _) in parts.items()}
         return weights, torch.stack([sums.detach(), counts], 1), norm.detach()
 
-    @torch.no_grad()
     def listen(self, batch: Batch) -> Output | None:
-        """What the teacher says: to the same audio, whole, while the student has parts of it masked."""
+        """What the teacher says: to the same audio, whole, while the student has parts of it masked.
+
+        Nothing of it is trained, so no graph is built; under no_grad a model would look at lengths, and so wait.
+        """
         if self.teacher is None:
             return None
         with self.run.accelerator.autocast():
-            return self.teacher(batch.audio, batch.lengths, hidden=bool(self.config.hidden_weight))
+            return hear(self.teacher, batch.audio, batch.lengths, hidden=bool(self.config.hidden_weight))
 
     def check(self, student: Output, batch: Batch) -> None:
         """Once: the frames CTC is told of are those the model gives."""
@@ -378,28 +352,6 @@ def _summary(run: Run, weights: dict[str, float], totals: Tensor, norm: Tensor) 
     return {"loss": loss, **means, "grad_norm": norm.item()}
 
 
-def word_errors(feed: Feed, accelerator: Accelerator, batch_seconds: float) -> Evaluation:
-    """An evaluation: greedy WER, in per cent, over the utterances of a feed, shared out over the processes."""
-    bank = feed.bank
-    plan = bucket(bank.lengths, batch_seconds * RATE, np.random.default_rng(0), jitter=0.0)
-
-    @torch.no_grad()
-    def evaluate(model: SpeechModel) -> dict[str, Any]:
-        pairs = []
-        for index in plan[accelerator.process_index :: accelerator.num_processes]:
-            with accelerator.autocast():
-                output = model(*feed.clean(index))
-            best, lengths = output.logits.argmax(-1).cpu(), output.lengths.tolist()
-            texts = [model.tokens.decode(row[:n].tolist()) for row, n in zip(best, lengths, strict=True)]
-            pairs += [(bank.texts[i].split(), text.split()) for i, text in zip(index, texts, strict=True)]
-        counts = [int(score.distances(pairs).sum()), sum(len(words) for words, _ in pairs), len(pairs)]
-        total = accelerator.reduce(torch.tensor(counts, device=accelerator.device))
-        errors, words, utterances = total.tolist()
-        return {"wer": 100 * errors / max(words, 1), "utterances": utterances}
-
-    return evaluate
-
-
 def starting_model(config: TrainConfig) -> SpeechModel:
     """The model a recipe starts from; fresh weights are the seed's."""
     if config.model:
@@ -412,9 +364,7 @@ def open_banks(config: TrainConfig, model: SpeechModel) -> tuple[AudioBank, Audi
     """The bank to train on and the one of the held-out speakers; shards that are still being made come later."""
     if not config.sources:
         raise LpaError("the recipe names no sources; add [[sources]] with a path")
-    fastest = max(augment.SPEED_ONE, round(config.speed[1] * augment.SPEED_ONE))
-    fewest = lambda samples: model.frames((samples - 1) * augment.SPEED_ONE // fastest + 1)  # noqa: E731
-    reject = rejecter(model.tokens, fewest, config.max_seconds)
+    reject = task_of(model).rejecter(model, config)
     fixed = [config.resolve(s.path) for s in config.sources if not s.rescan]
     opened = iter(open_sources(fixed, exclude=config.held_out))
     sources = [
@@ -444,14 +394,14 @@ def train(config: TrainConfig) -> Path:
     bank, held_out = open_banks(config, model)
     take_new_shards(bank, accelerator, out)
     accelerator.print(f"{len(bank)} utterances, {bank.hours:.1f} h, {len(bank.bad)} left out", file=sys.stderr)
-    feed = Feed(bank, model.tokens, accelerator.device, config.audio_on_device)
-    on_eval = None
+    task, on_eval = task_of(model), None
+    feed = task.feed(model, bank, accelerator.device, config)
     if held_out is not None:
         accelerator.print(f"held out: {len(held_out)} utterances, {len(held_out.bad)} left out", file=sys.stderr)
         if accelerator.is_main_process:
             list_left_out(held_out.bad, out / "left_out_of_evaluation.jsonl")
-        held_feed = Feed(held_out, model.tokens, accelerator.device, config.audio_on_device)
-        on_eval = word_errors(held_feed, accelerator, config.batch_seconds)
+        held_feed = task.feed(model, held_out, accelerator.device, config)
+        on_eval = task.evaluation(held_feed, accelerator, config.batch_seconds)
     done = fit(model, feed, config, out, accelerator, teacher=teacher, on_eval=on_eval)
     if done and accelerator.is_main_process:
         surgery.save(model, out / "model")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -44,16 +45,20 @@ def without(config: ConvertConfig, switches: tuple[tuple[str, dict[str, Any]], .
 
 def ablate(config: ConvertConfig, out: Path, record: Path | None = None) -> dict[str, Any] | None:
     """Convert a row after another into OUT/row-N, then OUT/ablate.json; None where time was up first."""
-    out = Path(out)
+    out, began = Path(out), time.monotonic()
     found: list[dict[str, Any]] = []
     for number, (name, row) in enumerate(rows(config)):
         folder = out / f"row-{number}"
+        if config.max_minutes:  # of all rows together
+            row = replace(row, max_minutes=max(1e-9, config.max_minutes - (time.monotonic() - began) / 60))
         if convert(row, folder, record) == folder:
             return None
-        wer = read_json(folder / "result.json")["wer"]
-        before = found[-1]["wer"] if found else None
-        found.append({"row": name, "wer": wer, "points": None if before is None else wer - before})
-    table = {"model": config.model, "layers": config.layers, "seed": config.seed, "rows": found}
+        result = read_json(folder / "result.json")
+        measure = result["measure"]
+        before = found[-1][measure] if found else None
+        points = None if before is None else result[measure] - before
+        found.append({"row": name, measure: result[measure], "points": points})
+    table = {"measure": measure, "model": config.model, "layers": config.layers, "seed": config.seed, "rows": found}
     write_json(out / "ablate.json", table)
     return table
 
@@ -64,8 +69,9 @@ def render(found: dict[str, Any]):
 
     table = Table(title="each row adds one technique")
     table.add_column("configuration")
-    table.add_column("WER %", justify="right")
+    table.add_column({"wer": "WER %"}.get(found["measure"], "SI-SNRi dB"), justify="right")
     table.add_column("points", justify="right")
     for row in found["rows"]:
-        table.add_row(row["row"], f"{row['wer']:.2f}", "" if row["points"] is None else f"{row['points']:+.2f}")
+        points = "" if row["points"] is None else f"{row['points']:+.2f}"
+        table.add_row(row["row"], f"{row[found['measure']]:.2f}", points)
     return table

@@ -14,7 +14,7 @@ from ..families.base import SKIP, Output, SpeechModel, own_frames
 from ..losses import Part
 from ..mixers import Mixer
 from ..surgery import find_site, mixer_at, swap
-from ..train import Objective
+from ..task import Objective
 
 
 @dataclass
@@ -85,8 +85,15 @@ def without_dropout(model: nn.Module) -> Callable[[int], None]:
 def layer_error(output: Compared, index: int, weights: Tensor) -> Part:
     """Mean squared error of a mixer against its attention, over every own frame."""
     mixed, attended = output.mixed[index].float(), output.attended[index].float()
-    mask = own_frames(output.lengths, mixed.shape[1]) * weights.unsqueeze(1)  # (B, T)
+    mask = counted(output, index) * weights.repeat_interleave(len(mixed) // len(weights)).unsqueeze(1)  # (B, T)
     return Part(((mixed - attended).square().mean(-1) * mask).sum(), mask.sum())
+
+
+def counted(output: Compared, index: int) -> Tensor:
+    """(B, T) bool, the frames that count; all do where a layer hears a recording as many sequences, its chunks."""
+    rows, frames = output.mixed[index].shape[:2]
+    own = own_frames(output.lengths, frames)
+    return own if len(own) == rows else own.new_ones(rows, frames)
 
 
 def layer_objective(layers: Mapping[int, Mixer], l1: float = 0.0, l2: float = 0.0) -> Objective:
@@ -120,7 +127,7 @@ class Unexplained:
         self.frames, self.width = 0, 1
 
     def add(self, output: Compared, index: int) -> None:
-        own = own_frames(output.lengths, output.mixed[index].shape[1])
+        own = counted(output, index)
         mixed, attended = output.mixed[index][own].double(), output.attended[index][own].double()  # (N, D)
         self.error += float((mixed - attended).square().sum())
         self.square += float(attended.square().sum())

@@ -1,4 +1,4 @@
-"""The verbs sweep, convert, control, ablate and plan, for the `lpa` command. What they run is imported inside."""
+"""The verbs sweep, convert, control, ablate, plan and table of the `lpa` command. What they run is imported inside."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Data = Annotated[
 ]
 Out = Annotated[Path, typer.Option(help="Run folder; the same command again goes on where it was.")]
 HeldOut = Annotated[str, typer.Option(help="Speakers kept out of training, A,B,C: what is measured is theirs.")]
-Mixer = Annotated[str | None, typer.Option(help="What takes attention's place.")]
+Mixer = Annotated[str | None, typer.Option(help="What takes attention's place; for `convert` also one a layer: A,B,C.")]
 Set = Annotated[list[str] | None, typer.Option("--set", help="key=value, over the recipe's own.")]
 Minutes = Annotated[float, typer.Option(min=0, help="Stop after this long; the same command goes on. 0: no limit.")]
 Record = Annotated[bool, typer.Option("--record", help="Add the results to the folder of --results.")]
@@ -27,7 +27,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 
 
 def register(app: typer.Typer) -> None:
-    for verb in (sweep, convert, control, ablate, plan):
+    for verb in (sweep, convert, control, ablate, plan, table):
         app.command()(verb)
 
 
@@ -39,13 +39,16 @@ def sweep(
     held_out: HeldOut = "",
     overrides: Set = None,
     max_minutes: Minutes = 0.0,
+    record: Record = False,
+    results: Results = RESULTS,
     as_json: Json = False,
 ) -> None:
     """Measure how well a mixer can stand in for each layer's attention, one layer at a time."""
     from .sweep import render
     from .sweep import sweep as run
 
-    found = run(_sweep_config(model, data, mixer, held_out, overrides, max_minutes), out)
+    config = _sweep_config(model, data, mixer, held_out, overrides, max_minutes)
+    found = run(config, out, results if record else None)
     if found is not None:
         _show(found, render, as_json)
 
@@ -94,7 +97,9 @@ def control(
     elif both is None or both["points"] is None:
         print(folder)
     else:
-        print(f"converted {both['wer']:.2f} %, control {both['control_wer']:.2f} %, {both['points']:+.2f} points")
+        values = [both[name + both["measure"]] for name in ("", "control_")]
+        unit = {"wer": "%"}.get(both["measure"], "dB")
+        print(f"converted {values[0]:.2f} {unit}, control {values[1]:.2f} {unit}, {both['points']:+.2f} points")
 
 
 def ablate(
@@ -145,6 +150,24 @@ def plan(
     found = make_plan(config, names, out, measure=measure, loss=budget, cost=mflop)
     if found is not None:
         _show(found, render, as_json)
+
+
+def table(
+    runs: Annotated[list[Path], typer.Argument(help="The --out of conversions and of their controls.")],
+    data: Annotated[str | None, typer.Option(help="Measure every step's model on this; else as the runs did.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Only this many utterances.")] = None,
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    record: Record = False,
+    results: Results = RESULTS,
+    as_json: Json = False,
+) -> None:
+    """Several conversions side by side, by the number of layers replaced."""
+    from .table import make_table, render
+
+    if record and data is None:
+        raise LpaError("what the runs measured is recorded by `lpa convert --record`; name other data with --data")
+    found = make_table(runs, data, limit=limit, device=device, record=results if record else None)
+    _show(found, render, as_json)
 
 
 def _sweep_config(model, data, mixer, held_out: str, overrides, max_minutes: float):

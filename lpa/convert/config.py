@@ -22,7 +22,7 @@ from ..recipe import Pair, TrainConfig, from_plain, option, put
 DECIDED = (  # settings of the training loop that are the conversion's own
     *("model", "family", "model_config", "sources", "held_out", "teacher", "out", "paths", "seed", "steps", "lr"),
     *("lr_scale", "warmup", "batch_seconds", "ctc_weight", "kl_weight", "hidden_weight", "temperature"),
-    *("eval_every", "max_minutes"),
+    *("eval_every", "minutes", "max_minutes"),
 )
 NO_STEPS = {"warm_epochs": 0.0, "settle_epochs": 0.0, "align_epochs": 0.0, "final_epochs": 0.0}
 
@@ -52,12 +52,16 @@ class Run:
     sources: tuple[str, ...] = option((), "where speech comes from")
     shares: tuple[float, ...] = option((), "each source's share of the seconds heard; empty: all of it once an epoch")
     held_out: tuple[str, ...] = option((), "speakers that are measured on and never trained on")
-    mixer: str = option("lpa", "what takes attention's place")
-    mixer_config: dict[str, Any] = option({}, "its settings that differ from the defaults")
+    mixer: str = option("lpa", "what takes attention's place; in a conversion also one a layer, A,B,C")
+    mixer_config: dict[str, Any] = option(
+        {}, "its settings that differ from the defaults; of several mixers, a table each, window = {side = 16}"
+    )
+    kind: str = option("", "only attention of this kind: of a SepFormer, intra or inter; empty: all")
     seed: int = option(0, "decides weights, order of batches and augmentation")
     lr: float = option(5e-4, "peak learning rate")
     warmup: float = option(0.1, "share of a stage's steps over which lr rises")
     batch_seconds: float = option(400.0, "seconds of audio in a batch, padding included, over all processes")
+    front_gb: float = option(0.0, "GB to keep the frozen front end's output in, computed once; 0: compute it each time")
     train: dict[str, Any] = option({}, "further settings of the training loop, as in a training recipe")
     max_minutes: float = option(0.0, "stop after this long; the same command goes on. 0: no limit", free=True)
 
@@ -69,7 +73,9 @@ class Run:
         for key in self.train:
             if key in DECIDED:
                 raise LpaError(f"train.{key}: the conversion decides this; leave it out")
-        self.training(1)
+        training = self.training(1)
+        if self.front_gb and (training.speed != (1, 1) or training.noise or training.gain_db != (0, 0)):
+            raise LpaError("front_gb keeps what the front end makes of plain audio; leave out speed, noise and gain_db")
 
     def training(self, steps: int, **changes: Any) -> TrainConfig:
         """The training loop's settings for so many steps."""
@@ -123,18 +129,21 @@ class ConvertConfig(Run):
     # which layers, and when
     order: str = option("sweep", "sweep, kl, depth, reverse, random:SEED, or layers such as 0,3,1")
     layers: int = option(0, "layers to replace; 0: all of the order")
-    budget: float = option(0.0, "stop once the held-out WER exceeds this; 0: no limit")
+    budget: float = option(0.0, "stop once the held-out WER (SI-SNRi) is worse than this; 0: no limit")
     plan: str = option("", "choice.json of `lpa plan`: which mixer goes into which layer")
     sweep: str = option("", "folder of a finished sweep to take order and allocation from; empty: sweep first")
     sweep_settings: dict[str, Any] = option({}, "settings of that first sweep")
     allocate: bool = option(False, "as many pulses a layer as the sweep left it")
     progressive: bool = option(True, "one layer a step; else all at once")
     keep_attention: bool = option(False, "the control: replace nothing, train attention where the mixer would be")
+    positions: bool = option(True, "keep the position embedding of Whisper; false: the last step takes it away")
     # how long
     warm_epochs: float = option(2.0, "layer MSE against the attention, the new mixer alone")
     settle_epochs: float = option(8.0, "the new layer, its norms and FFN")
     align_epochs: float = option(5.0, "all replaced layers and their norms, undone if WER rises")
     final_epochs: float = option(8.0, "joint tuning at the end")
+    minutes: float = option(0.0, "training in all, by the clock, shared out over the stages by epochs; 0: epochs count")
+    fade: float = option(0.5, "share of a stage over which positions fade out before they are gone")
     # at which rate
     norms: float = option(1.0, "multiple of lr: layer norms of replaced layers")
     ffn: float = option(0.1, "multiple of lr: feed-forward of replaced layers")
@@ -142,6 +151,7 @@ class ConvertConfig(Run):
     align_rate: float = option(0.5, "of all rates, in alignment")
     final_rate: float = option(0.2, "of all rates, in the final tuning")
     tau: Pair = option((3.0, 0.5), "temperature of the pulses at a stage's start and end")
+    final_tau: float = option(0.0, "temperature at the end of the final tuning, towards hard gates; 0: as it is")
     keep_best: bool = option(False, "undo the final tuning, too, if WER rises")
     # towards what
     ctc_weight: float = option(1.0, "weight of CTC against the transcript")
@@ -151,8 +161,10 @@ class ConvertConfig(Run):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if min(self.tau) <= 0:
-            raise LpaError(f"tau must be two positive temperatures, not {list(self.tau)}")
+        if min(self.tau) <= 0 or self.final_tau < 0:
+            raise LpaError(f"tau must be two positive temperatures, not {list(self.tau)}; nor is final_tau below 0")
+        if not 0 <= self.fade <= 1 or self.minutes < 0:
+            raise LpaError(f"fade is a share of a stage and minutes are 0 or more, not {self.fade} and {self.minutes}")
         if self.layers < 0:
             raise LpaError(f"layers must be 0 (all) or more, not {self.layers}")
         if self.trains and not self.held_out:
@@ -166,8 +178,24 @@ class ConvertConfig(Run):
     def trains(self) -> bool:
         return any(getattr(self, name) for name in NO_STEPS)
 
+    def mixers(self, layers: int) -> list[str]:
+        """The mixer of each of a model's layers."""
+        names = [name.strip() for name in self.mixer.split(",")]
+        if len(names) not in (1, layers):
+            raise LpaError(f"mixer names {len(names)} mixers for {layers} layers; give one, or one for each layer")
+        return names * (layers // len(names))
+
+    def settings(self, mixer: str) -> dict[str, Any]:
+        """What mixer_config says of a mixer: the table of its name, or all of it where there is but one."""
+        own = self.mixer_config.get(mixer)
+        if "," in self.mixer or isinstance(own, dict):
+            return own if isinstance(own, dict) else {}
+        return self.mixer_config
+
     def sweeping(self) -> SweepConfig:
         """The sweep that gives this conversion its order."""
+        if "," in self.mixer:
+            raise LpaError("several mixers have no one sweep; name an order that needs none, such as --order depth")
         names = {f.name for f in dataclasses.fields(Run)} - {"lr"}
         data = {k: v for k, v in self.to_dict().items() if k in names}
         return build(SweepConfig, {**data, **self.sweep_settings}, "sweep_settings")

@@ -26,7 +26,7 @@ def control_config(run: Path) -> ConvertConfig:
     if not layers:
         raise LpaError(f"{run} replaced nothing; there is nothing to control for")
     chosen = ",".join(map(str, layers))
-    unused: dict[str, Any] = {"layers": 0, "budget": 0.0, "plan": "", "sweep": "", "allocate": False}
+    unused: dict[str, Any] = {"layers": 0, "budget": 0.0, "plan": "", "sweep": "", "allocate": False, "positions": True}
     return replace(config, keep_attention=True, order=chosen, max_minutes=0.0, **unused)
 
 
@@ -40,6 +40,8 @@ def compare(run: Path, out: Path) -> dict[str, Any] | None:
     paths = [Path(folder) / "result.json" for folder in (run, out)]
     if not all(path.is_file() for path in paths):
         return None
-    converted, attention = (read_json(path)["wer"] for path in paths)
+    results = [read_json(path) for path in paths]
+    measure = results[0].get("measure", "wer")
+    converted, attention = (result[measure] for result in results)
     points = None if converted is None or attention is None else converted - attention
-    return {"wer": converted, "control_wer": attention, "points": points}
+    return {"measure": measure, measure: converted, f"control_{measure}": attention, "points": points}

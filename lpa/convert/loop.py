@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import os
 import shutil
 import time
@@ -18,12 +20,23 @@ from ..families.base import SpeechModel
 from ..journal import whole_file
 from ..mixers import resolve
 from ..plan import Swap
+from ..recipe import TrainConfig
+from ..task import Objective, task_of
 from . import order, progress
 from . import sweep as sweeps
 from .beside import beside, fresh_mixer, layer_objective, without_dropout
 from .config import ConvertConfig, derive, read_json, write_json
-from .session import Session, TimeUp
-from .stages import Stage, final_stages, fix_temperature, parameter_groups, rates, set_temperature, step_stages
+from .positions import told_by_position, without_positions
+from .session import Session, TimeUp, layers_of, measuring
+from .stages import (
+    Stage,
+    final_stages,
+    fix_temperature,
+    parameter_groups,
+    rates,
+    set_temperature,
+    step_stages,
+)
 
 FINAL = 10_000  # the final tuning's number where seeds are derived
 
@@ -47,7 +60,15 @@ class Conversion:
         self.config, self.session, self.record, self.out = config, session, record, session.out
         self.swaps: dict[int, Swap] = {}
         self.teacher: SpeechModel | None = None
+        self.told: Tensor | None = None  # by position, of the teacher's hidden states
         self.locked: set[str] = set()
+        self.steps: list[tuple[int, ...]] = []
+        self.sites = 0  # layers of the model
+
+    @property
+    def key(self) -> str:
+        """The name of what the model is judged by, in records."""
+        return self.session.measure.name
 
     def run(self) -> None:
         if (self.out / "result.json").is_file():
@@ -56,16 +77,19 @@ class Conversion:
         model = self.load(self.config.model)
         if model.swaps:
             raise LpaError(f"{self.config.model} has layers without attention; convert the model it came from")
+        if not self.config.positions and not hasattr(model, "drop_positions"):
+            raise LpaError(f"{model.family} has no position embedding to take away; leave out positions=false")
+        self.sites = len(model.sites())
         chosen = self.settle_order(model)
         self.session.listen(model)
         if self.config.kl_weight or self.config.hidden_weight:
             self.teacher = self.session.load(self.config.model) if self.config.trains else None
         if self.session.lacks(self.folder(0)):
-            self.finish(0, {"layers": [], "wer": self.session.wer(model), "stages": [], "seconds": 0.0}, None)
-        steps = order.groups(chosen, self.config.progressive)
-        table = progress.Steps(len(steps), self.session.main)
+            self.finish(0, {"layers": [], self.key: self.session.judge(model), "stages": [], "seconds": 0.0}, None)
+        self.steps = steps = order.groups(chosen, self.config.progressive)
+        table = progress.Steps(len(steps), self.session.main, self.key, self.session.measure.label)
         table.add(self.recorded(0), ran=False)
-        if self.config.budget and self.recorded(0)["wer"] is None:
+        if self.config.budget and self.recorded(0)[self.key] is None:
             raise LpaError(f"{self.config.model} has no CTC head, so it has no WER to keep within a budget")
         last = self.replace(steps, table)
         self.conclude(last, [i for group in steps[:last] for i in group], table)
@@ -79,20 +103,23 @@ class Conversion:
                 self.step(number, new, done)
             found = self.recorded(number)
             table.add(found, ran)
-            if self.config.budget and found["wer"] > self.config.budget:
+            if self.config.budget and not self.session.measure.no_worse(found[self.key], self.config.budget):
                 return number - 1
         return len(steps)
 
     def step(self, number: int, new: tuple[int, ...], done: list[int]) -> None:
         """Swap the new layers and train, starting from what the step before has saved: a resumed run does the same."""
         began = time.monotonic()
-        model = self.load(self.folder(number - 1) / "model" if number > 1 else self.config.model)
+        model: Any = self.load(self.folder(number - 1) / "model" if number > 1 else self.config.model)
         ran: list[dict[str, Any]] = []
         stages = step_stages(self.config)
         mixers = {} if self.config.keep_attention else {i: self.fresh(model, i) for i in new}
         for place, stage in enumerate(stages):
             if stage.name == "warm":
                 ran.append(self.warm(model, stage, mixers, number, place))
+        fades = not self.config.positions and number == len(self.steps) and model.settings.positions
+        if fades:
+            model.drop_positions()
         for index, mixer in mixers.items():
             surgery.swap(model, index, self.swaps[index].mixer, self.swaps[index].config)
             surgery.mixer_at(model, index).load_state_dict(mixer.state_dict())
@@ -103,31 +130,33 @@ class Conversion:
         for place, stage in enumerate(stages):
             if stage.name != "warm":
                 scope = list(new) if stage.scope == "new" else replaced
-                ran.append(self.stage(model, stage, scope, number, place, ran[-1]["wer"] if ran else None))
-        wer = ran[-1]["wer"] if ran and ran[-1]["wer"] is not None else self.session.wer(model)
+                ran.append(self.stage(model, stage, scope, number, place, ran[-1][self.key] if ran else None, fades))
+                fades = False  # they are gone
+        value = ran[-1][self.key] if ran and ran[-1][self.key] is not None else self.session.judge(model)
         swapped = [vars(self.swaps[i]) for i in mixers]
-        found = {"layers": list(new), "replaced": sorted(replaced), "wer": wer, "stages": ran, "swaps": swapped}
+        found = {"layers": list(new), "replaced": sorted(replaced), self.key: value, "stages": ran, "swaps": swapped}
         self.finish(number, {**found, "seconds": time.monotonic() - began}, model)
 
     def conclude(self, last: int, replaced: list[int], table: progress.Steps) -> None:
         """The final joint tuning of the last step that counts, then OUT/model and OUT/result.json."""
         model = self.load(self.folder(last) / "model" if last else self.config.model)
         ran = [
-            self.stage(model, stage, replaced, FINAL, place, self.recorded(last)["wer"])
+            self.stage(model, stage, replaced, FINAL, place, self.recorded(last)[self.key])
             for place, stage in enumerate(final_stages(self.config) if last else ())
         ]
         steps = [self.recorded(n) for n in range(last + 1)]
-        wer = ran[-1]["wer"] if ran else steps[-1]["wer"]
+        before, value = steps[0][self.key], ran[-1][self.key] if ran else steps[-1][self.key]
         predicted = read_json(self.out / "order.json")["predicted"]
         result = {
-            "wer": wer,
-            "wer_before": steps[0]["wer"],
+            "measure": self.key,
+            self.key: value,
+            f"{self.key}_before": before,
             "replaced": sorted(replaced),
             "attention_kept": self.config.keep_attention,
             "steps": steps,
             "final": ran,
             "predicted": predicted,
-            "outcome": None if wer is None or steps[0]["wer"] is None else {"wer_points": wer - steps[0]["wer"]},
+            "outcome": None if value is None or before is None else {f"{self.key}_points": value - before},
         }
         if self.session.main:
             surgery.save(model, self.out / "model")
@@ -136,7 +165,7 @@ class Conversion:
             for left in (self.out / "work", *self.out.glob(".model-*")):  # the latter: of a save that was killed
                 shutil.rmtree(left, ignore_errors=True)
         self.session.accelerator.wait_for_everyone()
-        table.end(wer)
+        table.end(value)
 
     # --- stages
 
@@ -155,28 +184,39 @@ class Conversion:
                 loss=layer_objective(mixers),
                 on_step=without_dropout(model),
             )
-        return {"name": stage.name, "steps": training.steps, "wer": None, "reverted": False}
+        return {"name": stage.name, **self.spent(folder), self.key: None, "reverted": False}
 
     def stage(
-        self, model: SpeechModel, stage: Stage, scope: list[int], number: int, place: int, before: float | None
+        self,
+        model: Any,
+        stage: Stage,
+        scope: list[int],
+        number: int,
+        place: int,
+        before: float | None,
+        fades: bool = False,
     ) -> dict[str, Any]:
-        """One stage on the model as it stands; `before`: its WER, where that is known."""
+        """One stage on the model as it stands; `before`: its WER, where that is known; `fades`: its positions do."""
         scales = rates(model, stage, scope, self.locked)
         parameters = {n: p for n, p in model.named_parameters() if n in scales}
         training, folder = self.training(stage, number, place)
         mixers = [surgery.mixer_at(model, i) for i in scope]
         keeper = None
         if stage.revert:
-            start = self.session.wer(model) if before is None else before
+            start = self.session.judge(model) if before is None else before
             keeper = Keeper(folder / "best.pt", parameters, start, self.session)
 
-        def on_step(step: int) -> None:
+        def on_step(step: float) -> None:
             if stage.tau:
                 set_temperature(mixers, order.temperature(stage.tau, step, training.steps))
+            if fades:
+                model.fading = order.fading(self.config.fade, step, training.steps)
 
-        def on_eval(model: SpeechModel) -> dict[str, Any]:
+        def on_eval(_: SpeechModel) -> dict[str, Any]:
             if stage.tau:
                 set_temperature(mixers, stage.tau[1])  # the one the model will have
+            if fades:
+                model.fading = 0.0
             return {} if keeper is None else keeper.look(model)
 
         fit = self.guard(model, keeper) if keeper else self.session.fit
@@ -186,14 +226,28 @@ class Conversion:
             folder,
             teacher=self.teacher,
             parameters=parameter_groups(model, scales, training.weight_decay),
+            loss=self.loss(model, training),
             on_step=on_step,
             on_eval=on_eval if keeper else None,
         )
         if stage.tau:
             fix_temperature(model, scope, stage.tau[1])
+        if fades:
+            model.fading = 0.0
         reverted = keeper.restore() if keeper else False
-        wer = keeper.wer if keeper else self.session.wer(model)
-        return {"name": stage.name, "steps": training.steps, "wer": wer, "reverted": reverted}
+        value = keeper.value if keeper else self.session.judge(model)
+        return {"name": stage.name, **self.spent(folder), self.key: value, "reverted": reverted}
+
+    def loss(self, model: Any, training: TrainConfig) -> Objective:
+        """A stage's losses; of hidden states, a student without positions is asked for what they do not tell."""
+        plain = task_of(model).objective(training, model)
+        if self.config.positions or not training.hidden_weight or model.settings.positions:
+            return plain
+        if self.told is None:
+            assert self.teacher is not None
+            with measuring(self.session, self.teacher):
+                self.told = told_by_position(self.teacher, self.session.hear(training=True))
+        return without_positions(plain, model, self.told)
 
     def guard(self, model: SpeechModel, keeper: Keeper) -> Callable[..., None]:
         """Training whose divergence is no failure, for there is a state to go back to."""
@@ -222,11 +276,29 @@ class Conversion:
             teacher=self.config.model if distils else "",
             temperature=self.config.temperature,
             eval_every=epoch if stage.revert else 0,
+            minutes=self.config.minutes * stage.epochs / self.epochs if self.config.minutes else 0.0,
             **changes,
         )
         which = "final tuning" if number == FINAL else f"step {number}, {stage.name}"
-        self.session.say(f"{which}: {config.steps} training steps")
+        much = f"{config.minutes:.2f} minutes of training" if config.minutes else f"{config.steps} training steps"
+        self.session.say(f"{which}: {much}")
         return config, self.out / "work" / f"{number:02d}-{place}-{stage.name}"
+
+    @property
+    def epochs(self) -> float:
+        """Of all stages of all steps; the control's imitation counts, though it has none, so that the rest is alike."""
+        whole = dataclasses.replace(self.config, keep_attention=False)
+        every = sum(stage.epochs for stage in step_stages(whole))
+        return len(self.steps) * every + sum(stage.epochs for stage in final_stages(whole))
+
+    def spent(self, folder: Path) -> dict[str, Any]:
+        """Steps and seconds of a stage that is done, as its records say; the process that writes results knows them."""
+        if not self.session.main:
+            return {}
+        path = folder / "train.jsonl"  # of a stage that diverged at once there is none
+        lines = [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+        found = ({"steps": r["step"], "seconds": r["seconds"]} for r in reversed(lines) if "seconds" in r)
+        return next(found, {"steps": 0, "seconds": 0.0})
 
     # --- folders
 
@@ -262,10 +334,12 @@ class Conversion:
         self.session.accelerator.wait_for_everyone()
 
     def write_record(self, what: str, found: dict[str, Any]) -> None:
-        if self.record is None or found["wer"] is None:
+        if self.record is None or found[self.key] is None:
             return
         kind = "control" if self.config.keep_attention else "convert"
-        figures = {"wer": found["wer"], "layers": len(found.get("replaced", ()))}
+        stages = [s for step in found.get("steps", [found]) for s in step["stages"]] + found.get("final", [])
+        figures = {self.key: found[self.key], "layers": len(found.get("replaced", ()))}
+        figures |= {f"training_{name}": sum(stage[name] for stage in stages) for name in ("steps", "seconds")}
         if "seconds" in found:
             figures["seconds"] = found["seconds"]
         records.write(
@@ -277,6 +351,7 @@ class Conversion:
             figures=figures,
             folder=self.record,
             config=self.config.to_dict(),
+            network={"layers": self.sites, "mixers": sorted({s.mixer for s in self.swaps.values()})},
         )
 
     # --- what goes where
@@ -285,7 +360,7 @@ class Conversion:
         """Layers in order, with the mixer of each: decided once, read from OUT/order.json ever after."""
         path = self.out / "order.json"
         if self.session.lacks(path):
-            swaps, predicted = self.planned() if self.config.plan else (self.ordered(len(model.sites())), None)
+            swaps, predicted = self.planned() if self.config.plan else (self.ordered(model), None)
             for entry in swaps:
                 surgery.find_site(model, entry.index)
             if self.session.main:
@@ -295,26 +370,31 @@ class Conversion:
         self.swaps = {s.index: s for s in swaps}
         return [s.index for s in swaps]
 
-    def ordered(self, layers: int) -> list[Swap]:
+    def ordered(self, model: SpeechModel) -> list[Swap]:
         config = self.config
+        pool = layers_of(model, config.kind)
+        layers = len(pool)
         if config.layers > layers:
             raise LpaError(f"this model has {layers} layers; {config.layers} cannot be replaced")
         rule = config.order
         if order.needs_sweep(rule) and not config.progressive and config.layers in (0, layers):
             rule = "depth"  # all at once: no order, so no sweep
+        mixers = dict(zip(pool, config.mixers(layers), strict=True))
         swept = self.swept() if order.needs_sweep(rule) or config.allocate else {}
-        chosen = order.arrange(rule, layers, swept)
+        chosen = order.arrange(rule, pool, swept)
+        if others := [i for i in chosen if i not in mixers]:
+            raise LpaError(f"order {rule}: layer {others[0]} is not of kind {config.kind}; leave one of the two out")
         chosen = chosen[: config.layers or len(chosen)]
-        return [Swap(i, config.mixer, self.settings(swept.get(i, {}))) for i in chosen]
+        return [Swap(i, mixers[i], self.settings(mixers[i], swept.get(i, {}))) for i in chosen]
 
-    def settings(self, row: dict[str, Any]) -> dict[str, Any]:
-        given = {**self.config.mixer_config, **(row.get("allocation", {}) if self.config.allocate else {})}
-        return resolve(self.config.mixer, given)[1].to_dict()
+    def settings(self, mixer: str, row: dict[str, Any]) -> dict[str, Any]:
+        given = {**self.config.settings(mixer), **(row.get("allocation", {}) if self.config.allocate else {})}
+        return resolve(mixer, given)[1].to_dict()
 
     def swept(self) -> dict[int, dict[str, Any]]:
         if self.config.sweep:
             return sweeps.read(self.config.sweep)
-        if sweeps.sweep(self.config.sweeping(), self.out / "sweep") is None:
+        if sweeps.sweep(self.config.sweeping(), self.out / "sweep", self.record) is None:
             raise TimeUp
         return sweeps.read(self.out / "sweep")
 
@@ -329,30 +409,30 @@ class Conversion:
 class Keeper:
     """The best state of some parameters on the held-out speakers: the one at the start, or one of those looked at."""
 
-    def __init__(self, path: Path, parameters: dict[str, Any], wer: float | None, session: Session):
-        if wer is None:
+    def __init__(self, path: Path, parameters: dict[str, Any], value: float | None, session: Session):
+        if value is None:
             raise LpaError("a stage that may be undone needs held-out speakers to judge it by")
         self.path, self.parameters, self.session = path, parameters, session
-        self.start_wer = self.wer = wer
+        self.value = value
         self.start = {name: p.detach().clone() for name, p in parameters.items()}
         if path.is_file():
-            self.wer = self.kept()["wer"]
+            self.value = self.kept()["value"]
 
     def kept(self) -> dict[str, Any]:
         return torch.load(self.path, map_location="cpu", weights_only=True)
 
     def look(self, model: SpeechModel) -> dict[str, Any]:
         """Evaluate, and keep the state unless an earlier one is better."""
-        wer = self.session.wer(model)
-        assert wer is not None
-        if wer <= self.wer:
-            self.wer = wer
+        value = self.session.judge(model)
+        assert value is not None
+        if self.session.measure.no_worse(value, self.value):
+            self.value = value
             if self.session.main:
                 state = {name: p.detach().cpu() for name, p in self.parameters.items()}
                 with whole_file(self.path) as file:
-                    torch.save({"wer": wer, "state": state}, file)
+                    torch.save({"value": value, "state": state}, file)
             self.session.accelerator.wait_for_everyone()
-        return {"wer": wer}
+        return {self.session.measure.name: value}
 
     @torch.no_grad()
     def restore(self) -> bool:

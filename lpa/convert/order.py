@@ -17,28 +17,32 @@ def needs_sweep(order: str) -> bool:
     return order in MEASURES
 
 
-def arrange(order: str, layers: int, swept: Mapping[int, Mapping[str, Any]] | None = None) -> list[int]:
-    """All layers, or those an explicit list names, in the order of replacement. `swept`: a sweep's layers by index."""
+def arrange(order: str, layers: int | Sequence[int], swept: Mapping[int, Mapping[str, Any]] | None = None) -> list[int]:
+    """All layers (so many, or these), or those an explicit list names, in the order of replacement.
+
+    `swept`: a sweep's layers by index.
+    """
+    pool = range(layers) if isinstance(layers, int) else layers
     if order in MEASURES:
-        return by_measure(MEASURES[order], layers, swept or {})
+        return by_measure(MEASURES[order], pool, swept or {})
     if order == "depth":
-        return list(range(layers))
+        return list(pool)
     if order == "reverse":
-        return list(range(layers))[::-1]
+        return list(pool)[::-1]
     kind, _, rest = order.partition(":")
     if kind == "random" and rest.isdigit():
-        return random.Random(int(rest)).sample(range(layers), layers)
-    return listed(order, layers)
+        return random.Random(int(rest)).sample(pool, len(pool))
+    return listed(order, max(pool, default=-1) + 1)
 
 
-def by_measure(name: str, layers: int, swept: Mapping[int, Mapping[str, Any]]) -> list[int]:
+def by_measure(name: str, layers: Sequence[int], swept: Mapping[int, Mapping[str, Any]]) -> list[int]:
     """Easiest first; of equals the lower layer."""
-    missing = [i for i in range(layers) if swept.get(i, {}).get(name) is None]
+    missing = [i for i in layers if swept.get(i, {}).get(name) is None]
     if missing:
         raise LpaError(
             f"the sweep has no {name} of layer {missing[0]}; sweep all layers first, or choose another order"
         )
-    return sorted(range(layers), key=lambda i: (swept[i][name], i))
+    return sorted(layers, key=lambda i: (swept[i][name], i))
 
 
 def listed(order: str, layers: int) -> list[int]:
@@ -84,7 +88,12 @@ def allocation(survivors: Mapping[str, Sequence[int]]) -> dict[str, int]:
     return {name: math.ceil(sum(heads) / len(heads)) for name, heads in survivors.items()}
 
 
-def temperature(ends: tuple[float, float], step: int, steps: int) -> float:
+def fading(share: float, step: float, steps: int) -> float:
+    """What is left at a step (from 0) of something that is gone after a share of the steps: 1 falling to 0."""
+    return max(0.0, 1 - step / (share * steps)) if share else 0.0
+
+
+def temperature(ends: tuple[float, float], step: float, steps: int) -> float:
     """τ at a step (from 0): the same share off at every step, and at the last step the end itself."""
     start, end = ends
     return end if step >= steps - 1 else start * (end / start) ** (step / (steps - 1))

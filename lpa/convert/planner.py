@@ -112,8 +112,11 @@ def attentions(model: str) -> list[Option]:
     from ..inspect import attention_mflop
 
     network = load(model)
-    frames = network.frames(ATTENTION_SECONDS * network.sample_rate)
-    return [Option("attention", attention_mflop(s.dim, frames) * network.frame_rate, 0.0) for s in network.sites()]
+    found = []
+    for site in network.sites():
+        frames, pace = network.sequence(site, ATTENTION_SECONDS * network.sample_rate)
+        found.append(Option("attention", attention_mflop(site.dim, frames) * pace, 0.0))
+    return found
 
 
 def describe(chosen: Sequence[Option], measure: str, budget: dict[str, Any]) -> dict[str, Any]:

@@ -8,10 +8,10 @@ from typing import Any
 
 
 class Steps:
-    """Steps done, their WER, and how long the rest will take at the pace of this run."""
+    """Steps done, what they are judged by, and how long the rest will take at the pace of this run."""
 
-    def __init__(self, steps: int, active: bool):
-        self.steps, self.active = steps, active
+    def __init__(self, steps: int, active: bool, measure: str = "wer", label: str = "WER %"):
+        self.steps, self.active, self.measure, self.label = steps, active, measure, label
         self.rows: list[dict[str, Any]] = []
         self.began, self.before = time.monotonic(), 0
 
@@ -29,7 +29,7 @@ class Steps:
         else:
             layers = ", ".join(map(str, record["layers"])) or "none"
             left = self.left()
-            text = f"step {record['step']}/{self.steps}  layers {layers}  WER {shown(record['wer'])}"
+            text = f"step {record['step']}/{self.steps}  layers {layers}  {self.label} {shown(record[self.measure])}"
             print(text + (f"  {left} left" if left else ""), file=sys.stderr, flush=True)
 
     def left(self) -> str:
@@ -45,18 +45,19 @@ class Steps:
 
         left = self.left()
         table = Table(caption=f"{left} left" if left else None)
-        for name in ("step", "layers", "WER %", "seconds", ""):
+        for name in ("step", "layers", self.label, "seconds", ""):
             table.add_column(name, justify="right")
         for row in self.rows:
             undone = "alignment undone" if any(s["reverted"] for s in row["stages"]) else ""
             layers = ", ".join(map(str, row["layers"]))
-            table.add_row(f"{row['step']}/{self.steps}", layers, shown(row["wer"]), f"{row['seconds']:.0f}", undone)
+            judged = shown(row[self.measure])
+            table.add_row(f"{row['step']}/{self.steps}", layers, judged, f"{row['seconds']:.0f}", undone)
         return table
 
-    def end(self, wer: float | None) -> None:
+    def end(self, value: float | None) -> None:
         if self.active:
-            print(f"finished: WER {shown(wer)}", file=sys.stderr, flush=True)
+            print(f"finished: {self.label} {shown(value)}", file=sys.stderr, flush=True)
 
 
-def shown(wer: float | None) -> str:
-    return "not measured" if wer is None else f"{wer:.2f}"
+def shown(value: float | None) -> str:
+    return "not measured" if value is None else f"{value:.2f}"

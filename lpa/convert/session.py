@@ -18,11 +18,13 @@ from torch import Tensor
 from .. import families, train
 from ..audio import RATE
 from ..data import AudioBank, Batches, bucket
+from ..denoise import NoisyFeed
 from ..errors import LpaError
 from ..families.base import SpeechModel
 from ..feed import Feed
 from ..journal import list_left_out
 from ..recipe import TrainConfig
+from ..task import TASKS, Measure, task_of
 from .config import Run, read_json, settle, write_json
 
 
@@ -43,10 +45,17 @@ class Session:
         self.feed: Feed | None = None
         self.held: Feed | None = None
         self.sources: list[dict[str, Any]] = []
+        self.task = TASKS["transcribe"]
 
     def load(self, source: str | Path) -> SpeechModel:
-        """A model on the device of this process."""
-        return families.load(source).to(self.accelerator.device)
+        """A model on the device of this process; what it is for decides what it hears and how it is judged."""
+        model = families.load(source).to(self.accelerator.device)
+        self.task = task_of(model)
+        return model
+
+    @property
+    def measure(self) -> Measure:
+        return self.task.measure
 
     def listen(self, model: SpeechModel) -> None:
         """Read the speech. It must be what it was when the run began, or the run would not be the same."""
@@ -58,12 +67,27 @@ class Session:
             if not spec.startswith("hf:") and not Path(spec).exists():
                 raise LpaError(f"{spec} vanished while it was read; run the same command when it is back")
         self._recognise(bank, held)
-        device, home = self.accelerator.device, config.training(1).audio_on_device
-        self.feed = Feed(bank, model.tokens, device, home)
-        self.held = self.feed if held is None else Feed(held, model.tokens, device, home)
+        device, training = self.accelerator.device, config.training(1)
+        self.feed = self.task.feed(model, bank, device, training)
+        self.held = self.feed if held is None else self.task.feed(model, held, device, training)
+        if config.front_gb:
+            if model.task == "enhance":
+                raise LpaError("the noise is new in every batch: the front end cannot be kept; set front_gb to 0")
+            self._keep_front(model)
         seconds = np.bincount(bank.source, weights=bank.lengths / RATE, minlength=len(config.sources)).tolist()
         shares = config.shares or seconds
         self.sources = [{"path": path, "share": s} for path, s in zip(config.sources, shares, strict=True)]
+
+    def _keep_front(self, model: SpeechModel) -> None:
+        """Hear everything once with the front end, which no conversion trains."""
+        assert self.feed is not None
+        assert self.held is not None
+        model.eval()
+        most = int(self.config.front_gb * 2**30)
+        used = self.feed.keep_front(model, most, self.config.batch_seconds)
+        if self.held is not self.feed:
+            used += self.held.keep_front(model, most - used, self.config.batch_seconds)
+        self.say(f"front end: {used / 2**30:.2f} GB kept")
 
     def _recognise(self, bank: AudioBank, held: AudioBank | None) -> None:
         found = {"training": describe(bank), "held_out": describe(held) if held else None}
@@ -112,18 +136,21 @@ class Session:
         """A line on stderr, once for all processes."""
         self.accelerator.print(text, file=sys.stderr)
 
-    def wer(self, model: SpeechModel) -> float | None:
-        """Greedy WER, in per cent, on the held-out speakers (all there is, where none are held out)."""
-        if self.held is None or not model.settings.head:
+    def judge(self, model: SpeechModel) -> float | None:
+        """The measure on the held-out speakers (all there is, where none are held out); None: it cannot be taken."""
+        if self.held is None or (model.task == "transcribe" and not model.settings.head):
             return None
-        return train.word_errors(self.held, self.accelerator, self.config.batch_seconds)(model)["wer"]
+        return self.task.evaluation(self.held, self.accelerator, self.config.batch_seconds)(model)[self.measure.name]
 
-    def hear(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """The clean batches that things are measured on: audio, lengths."""
-        assert self.held is not None
-        bank = self.held.bank
-        for index in bucket(bank.lengths, self.config.batch_seconds * RATE, np.random.default_rng(0), jitter=0.0):
-            yield self.held.clean(index)
+    def hear(self, training: bool = False) -> Iterator[tuple[Tensor, Any]]:
+        """The batches that things are measured on (or those trained on), the same every time: audio, lengths."""
+        feed: Any = self.feed if training else self.held
+        if isinstance(feed, NoisyFeed):
+            yield from ((noisy, None) for noisy, _ in feed.held(self.config.batch_seconds))
+            return
+        lengths = feed.bank.lengths
+        for index in bucket(lengths, self.config.batch_seconds * RATE, np.random.default_rng(0), jitter=0.0):
+            yield feed.clean(index)
 
 
 @contextmanager
@@ -132,6 +159,13 @@ def measuring(session: Session, model: SpeechModel) -> Iterator[None]:
     model.eval()
     with torch.no_grad(), session.accelerator.autocast():
         yield
+
+
+def layers_of(model: Any, kind: str) -> list[int]:
+    """The layers of a model that are to be looked at: all, or those of a kind."""
+    if kind and model.task != "enhance":
+        raise LpaError(f"{model.family} has one kind of attention; leave out kind")
+    return [site.index for site in (model.sites(kind) if kind else model.sites())]
 
 
 def describe(bank: AudioBank) -> dict[str, Any]:

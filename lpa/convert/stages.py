@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,6 +17,7 @@ from .config import ConvertConfig
 Rates = tuple[tuple[str, float], ...]
 PARTS = ("mixer", "norms", "ffn", "rest")
 FRONT = "feature_extractor."  # the convolutions before anything that is ever replaced; always frozen
+LAYER = re.compile(r".*\.layers\.\d+\.")  # of a site's path
 NORMS = (nn.LayerNorm, nn.GroupNorm, nn.BatchNorm1d)
 
 
@@ -50,7 +52,8 @@ def step_stages(config: ConvertConfig) -> tuple[Stage, ...]:
 def final_stages(config: ConvertConfig) -> tuple[Stage, ...]:
     """What follows the last step."""
     parts: Rates = (("mixer", 1.0), ("norms", config.norms), ("ffn", config.ffn), ("rest", config.rest))
-    final = Stage("final", config.final_epochs, parts, aims(config), "replaced", config.final_rate)
+    harder = (config.tau[1], config.final_tau) if config.final_tau else None
+    final = Stage("final", config.final_epochs, parts, aims(config), "replaced", config.final_rate, harder)
     return (replace(final, revert=config.keep_best),) if final.epochs else ()
 
 
@@ -77,10 +80,11 @@ def rates(model: SpeechModel, stage: Stage, layers: Collection[int], locked: Col
 def part_of(model: SpeechModel, name: str, places: dict[int, str], norms: Collection[str]) -> str:
     """mixer (attention, where that was left in), norms or ffn of one of the layers whose sites are given; else rest."""
     for index, site in places.items():
-        block = site.removesuffix(".").rpartition(".")[0] + "."
+        block = LAYER.match(site)
+        assert block is not None
         if name.startswith(site):
             return "mixer" if index not in model.swaps or name.startswith(site + "mixer.") else "rest"
-        if name.startswith(block):
+        if name.startswith(block[0]):
             return "norms" if name in norms else "ffn"
     return "rest"
 

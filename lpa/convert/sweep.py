@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .. import losses
+from .. import losses, records
 from ..errors import LpaError
 from ..families.base import SpeechModel
+from ..feed import hear
 from ..mixers import Mixer, resolve
 from ..mixers.attention import QueryMixer
-from ..surgery import mixer_at, swap
+from ..surgery import find_site, mixer_at, swap
 from ..train import rate
 from . import order
 from .beside import Unexplained, beside, fresh_mixer, layer_objective, without_dropout
 from .config import SweepConfig, derive, read_json, write_json
-from .session import Session, TimeUp, measuring
+from .session import Session, TimeUp, layers_of, measuring
 from .stages import parameter_groups
 
 TYPES = ("aperiodic", "periodic", "positional", "anchored", "ladder")  # in the order a head has its pulses
@@ -27,8 +29,11 @@ PRUNED = TYPES[:-1]  # a ladder's windows are a set: they are kept, or another l
 PAPER_EPOCHS = 2.0
 
 
-def sweep(config: SweepConfig, out: Path) -> dict[str, Any] | None:
-    """Sweep every layer into OUT/layer-NN.json and then OUT/sweep.json; None where time was up first."""
+def sweep(config: SweepConfig, out: Path, record: Path | None = None) -> dict[str, Any] | None:
+    """Sweep every layer into OUT/layer-NN.json and then OUT/sweep.json; None where time was up first.
+
+    `record`: folder of records.
+    """
     out = Path(out)
     session = Session(config, out)
     if (out / "sweep.json").is_file():
@@ -39,9 +44,9 @@ def sweep(config: SweepConfig, out: Path) -> dict[str, Any] | None:
     if model.swaps:
         raise LpaError(f"{config.model} has layers without attention; sweep the model it came from")
     session.listen(model)
-    layers = list(range(len(model.sites())))
+    layers = layers_of(model, config.kind)
     size = config.together or len(layers)
-    base = session.wer(model)
+    base = session.judge(model)
     groups = [layers[i : i + size] for i in range(0, len(layers), size)]
     missing = [group for group in groups if not all(layer_file(out, i).is_file() for i in group)]
     session.accelerator.wait_for_everyone()  # all processes have looked before one writes
@@ -51,12 +56,30 @@ def sweep(config: SweepConfig, out: Path) -> dict[str, Any] | None:
     except TimeUp:
         session.say("time is up; the same command goes on")
         return None
-    found = summary(config, [read_json(layer_file(out, i)) for i in layers], base)
+    found = summary(config, [read_json(layer_file(out, i)) for i in layers], base, session.measure.name)
     if session.main:
         write_json(out / "sweep.json", found)
+        if record is not None:
+            write_records(config, found["layers"], record)
         shutil.rmtree(out / "work", ignore_errors=True)
     session.accelerator.wait_for_everyone()
     return found
+
+
+def write_records(config: SweepConfig, layers: list[dict[str, Any]], folder: Path) -> None:
+    """One record a layer."""
+    for row in layers:
+        figures = {name: value for name, value in row.items() if isinstance(value, int | float)}
+        records.write(
+            "sweep",
+            what=f"layer {row['layer']}",
+            model=config.model,
+            data=", ".join(config.sources),
+            seed=config.seed,
+            figures=figures,
+            folder=folder,
+            config=config.to_dict(),
+        )
 
 
 def layer_file(out: Path, index: int) -> Path:
@@ -89,7 +112,7 @@ def sweep_group(
             "relative_before": before[index].relative,
             **pulses_left(mixer, config),
             **alone(session, model, index, mixer, plain, base, settings),
-            "mflop_per_second": mixer.mflop_per_frame() * model.frame_rate,
+            "mflop_per_second": mixer.mflop_per_frame() * model.sequence(find_site(model, index), model.sample_rate)[1],
         }
         if session.main:
             write_json(layer_file(session.out, index), found)
@@ -139,7 +162,7 @@ def unexplained(session: Session, model: SpeechModel, mixers: dict[int, Mixer]) 
     found = {index: Unexplained() for index in mixers}
     with measuring(session, model), beside(model, mixers):
         for audio, lengths in session.hear():
-            output: Any = model(audio, lengths)
+            output: Any = hear(model, audio, lengths)
             for index, sums in found.items():
                 sums.add(output, index)
     return found
@@ -166,7 +189,7 @@ def posteriors(session: Session, model: SpeechModel) -> list[tuple[Tensor, Tenso
     if not model.settings.head:
         return []
     with measuring(session, model):
-        outputs = (model(audio, lengths) for audio, lengths in session.hear())
+        outputs: Iterator[Any] = (hear(model, audio, lengths) for audio, lengths in session.hear())
         return [(output.logits.float().cpu(), output.lengths.cpu()) for output in outputs]
 
 
@@ -179,28 +202,30 @@ def alone(
     base: float | None,
     settings: dict[str, Any],
 ) -> dict[str, float | None]:
-    """KL of the final posteriors against the original's, and WER, when only this layer is replaced."""
-    if not plain:
-        return {"kl": None, "wer": None, "wer_points": None}
+    """KL of the final posteriors against the original's, and the measure, when only this layer is replaced."""
+    name = session.measure.name
+    if base is None:
+        return {"kl": None, name: None, f"{name}_points": None}
     undo = swap(model, index, session.config.mixer, settings)
     mixer_at(model, index).load_state_dict(mixer.state_dict())
     total = frames = 0.0
     for (logits, own), (changed, _) in zip(plain, posteriors(session, model), strict=True):
         part = losses.posterior_kl(changed, logits, own, own, 1.0, torch.ones(len(own)))
         total, frames = total + float(part.sum), frames + float(part.count)
-    wer = session.wer(model)
+    value = session.judge(model)
     undo()
-    points = None if wer is None or base is None else wer - base
-    return {"kl": total / max(1.0, frames), "wer": wer, "wer_points": points}
+    points = None if value is None else value - base
+    return {"kl": total / max(1.0, frames) if plain else None, name: value, f"{name}_points": points}
 
 
-def summary(config: SweepConfig, layers: list[dict[str, Any]], base: float | None) -> dict[str, Any]:
+def summary(config: SweepConfig, layers: list[dict[str, Any]], base: float | None, measure: str) -> dict[str, Any]:
     """sweep.json: every layer, and both orders."""
     by_layer = {row["layer"]: row for row in layers}
-    orders = {"sweep": order.arrange("sweep", len(layers), by_layer)}
+    orders = {"sweep": order.arrange("sweep", list(by_layer), by_layer)}
     if all(row["kl"] is not None for row in layers):
-        orders["kl"] = order.arrange("kl", len(layers), by_layer)
-    return {"mixer": config.mixer, "model": config.model, "wer": base, "orders": orders, "layers": layers}
+        orders["kl"] = order.arrange("kl", list(by_layer), by_layer)
+    facts = {"mixer": config.mixer, "model": config.model, "measure": measure, measure: base}
+    return {**facts, "orders": orders, "layers": layers}
 
 
 def read(folder: str | Path) -> dict[int, dict[str, Any]]:
@@ -222,8 +247,10 @@ def render(found: dict[str, Any]):
     """The sweep as a rich table, easiest layer first."""
     from rich.table import Table
 
+    points = f"{found.get('measure', 'wer')}_points"
+    judged = {"wer_points": "WER +"}.get(points, "SI-SNRi +")
     table = Table(title=f"{found['mixer']}, easiest layer first; left: share of attention's output not explained")
-    for name in ("layer", "MSE", "left %", "untrained", "KL", "WER +", "pulses", "MFLOP/s"):
+    for name in ("layer", "MSE", "left %", "untrained", "KL", judged, "pulses", "MFLOP/s"):
         table.add_column(name, justify="right")
     rows = {row["layer"]: row for row in found["layers"]}
     for row in (rows[i] for i in found["orders"]["sweep"]):
@@ -233,7 +260,7 @@ def render(found: dict[str, Any]):
             f"{100 * row['relative']:.1f}",
             f"{100 * row['relative_before']:.1f}",
             "" if row["kl"] is None else f"{row['kl']:.4f}",
-            "" if row["wer_points"] is None else f"{row['wer_points']:+.2f}",
+            "" if row[points] is None else f"{row[points]:+.2f}",
             f"{row['surviving']}/{row['pulses']}" if row["pulses"] else "",
             f"{row['mflop_per_second']:.0f}",
         )

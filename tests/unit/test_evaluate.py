@@ -10,10 +10,23 @@ import torch
 
 from lpa.data import AudioBank
 from lpa.errors import LpaError
-from lpa.evaluate import by_length, check_batching, evaluate, evaluate_folder, full_precision, greedy, own_logits
+from lpa.evaluate import (
+    Joined,
+    by_length,
+    check_batching,
+    evaluate,
+    evaluate_folder,
+    evaluate_folders,
+    full_precision,
+    greedy,
+    own_logits,
+    set_gates,
+    show,
+    write_record,
+)
 from lpa.families import create
 from lpa.score import score
-from lpa.surgery import save
+from lpa.surgery import mixer_at, save, swap
 
 SECONDS = [0.3, 1.7, 0.5, 0.9, 2.0, 0.4, 1.1, 0.7, 1.4, 0.6]
 WHISPER = {
@@ -188,3 +201,87 @@ def test_a_model_folder_on_a_data_folder(folder, tmp_path, capsys):
 def test_a_model_without_a_head(bank):
     with pytest.raises(LpaError, match="no CTC head"):
         evaluate(create("whisper", {**WHISPER, "head": False}), bank)
+
+
+def test_joined_utterances_are_the_same_speech(bank):
+    for seconds in (0.1, 1.5, 3.0, 100.0):
+        joined = Joined(bank, seconds)
+        assert np.array_equal(np.concatenate([joined.clip(i) for i in range(len(joined))]), bank.samples)
+        assert " ".join(joined.texts) == " ".join(bank.texts)
+        assert [len(joined.clip(i)) for i in range(len(joined))] == joined.lengths.tolist()
+    assert Joined(bank, 0.1).ids == bank.ids  # an utterance is never cut
+    assert Joined(bank, 100.0).ids == ["1-1-0..1-1-4", "2-1-0..2-1-4"]  # nor do speakers mix
+    lengths = Joined(bank, 3.0).lengths / 16000
+    assert len(lengths) == 3  # 5.4 s of the first speaker, 4.2 s of the second
+    assert all(1.5 <= length <= 4.5 for length in lengths)
+    with pytest.raises(LpaError, match="above 0"):
+        Joined(bank, 0.0)
+
+
+def test_joined_recordings_are_heard_whole_or_in_chunks(folder, tmp_path):
+    """The tiny model has positions for 4 s: what is longer is heard in chunks and marked."""
+    bounded, free = network(), network()
+    free.drop_positions()
+    for model, name in ((bounded, "bounded"), (free, "free")):
+        save(model, tmp_path / name)
+    both = [str(tmp_path / "bounded"), str(tmp_path / "free")]
+    found = evaluate_folders(both, str(folder), join=[1.0, 6.0], device="cpu", batch_seconds=12)
+    assert [(r["model"], r["join_seconds"]) for r in found] == [(m, s) for m in both for s in (1.0, 6.0)]
+    assert [r["chunk_seconds"] for r in found] == [None, 4.0, None, None]
+    assert len({r["words"] for r in found}) == 1
+    assert len({r["audio_seconds"] for r in found}) == 1
+    assert "joined to 6 s" in show(found[1], several=True)
+    assert "in chunks of 4 s" in show(found[1], several=True)
+    with pytest.raises(LpaError, match="cannot share one --out"):
+        evaluate_folders(both, str(folder), out=tmp_path / "all.jsonl")
+
+
+def test_chunks_say_what_the_whole_says_where_reach_is_bounded(bank, monkeypatch):
+    """Two mixers see 2 frames either side: away from its edges a chunk hears what one pass hears."""
+    model = network()
+    model.drop_positions()
+    model.log_mel.floor = -5.0  # and not the recording's own
+    for index in range(2):
+        swap(model, index, "window", {"side": 1})
+    joined = Joined(bank, 100.0)
+    whole = evaluate(model, joined, check=0)
+    monkeypatch.setattr(type(model), "longest", 2.0)
+    cut = evaluate(model, joined, batch_seconds=5)
+    assert (whole.chunk_seconds, cut.chunk_seconds) == (None, 2.0)
+    assert cut.checked > 2
+    assert cut.hypotheses == whole.hypotheses
+
+
+def test_gates_are_evaluated_at_other_temperatures(folder, tmp_path):
+    model = network()
+    swap(model, 0, "lpa")
+    swap(model, 1, "window")
+    save(model, tmp_path / "run" / "model")
+    found = evaluate_folders([str(tmp_path / "run" / "model")], str(folder), tau=["0.5", "0.01", "hard"], device="cpu")
+    assert [r["tau"] for r in found] == ["0.5", "0.01", "hard"]
+    set_gates(model, "hard")
+    assert mixer_at(model, 0).hard
+    set_gates(model, "0.1")
+    assert (mixer_at(model, 0).hard, mixer_at(model, 0).tau) == (False, 0.1)
+    for wrong, says in (("soft", "a number, or hard"), ("0", "above 0")):
+        with pytest.raises(LpaError, match=says):
+            set_gates(model, wrong)
+    with pytest.raises(LpaError, match="no gates"):
+        set_gates(network(), "0.5")
+
+
+def test_records_say_what_was_heard_and_what_it_was_made_with(folder, tmp_path, monkeypatch):
+    monkeypatch.setenv("LPA_COMMIT", "abc")
+    model = network()
+    swap(model, 0, "lpa")
+    save(model, tmp_path / "run" / "model")
+    (tmp_path / "run" / "config.json").write_text('{"seed": 7}')
+    (tmp_path / "run" / "order.json").write_text("{}")
+    name = str(tmp_path / "run" / "model")
+    for result in evaluate_folders([name], str(folder), join=[2.0], tau=["hard"], device="cpu"):
+        write_record(result, tmp_path)
+    (record,) = [json.loads(line) for line in (tmp_path / "evaluate.jsonl").read_text().splitlines()]
+    assert (record["seed"], record["tau"], record["figures"]["seconds"]) == (7, "hard", 2.0)
+    assert next(iter(record["figures"])) == "wer"
+    assert record["network"] == {"family": "whisper", "layers": 2, "replaced": 1, "mixers": ["lpa"]}
+    assert 1 < record["figures"]["mean_seconds"] < 4

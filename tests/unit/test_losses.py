@@ -98,6 +98,24 @@ def test_hidden_states_are_the_same_whatever_shares_the_batch():
     torch.testing.assert_close(whole.sum, torch.stack([r.sum for r in rows]).sum())
 
 
+@pytest.mark.parametrize("width", [3, 4, 6])
+def test_what_the_heads_read_is_compared_at_any_width(width):
+    torch.manual_seed(0)
+    teacher, student = torch.randn(2, 6, 4), torch.randn(2, 5, width, requires_grad=True)
+    lengths, fewer = torch.tensor([6, 3]), torch.tensor([5, 3])
+    part = losses.reading_error(student, teacher, fewer, lengths, torch.ones(2))
+    seen, target = student.detach(), teacher[:, :5]
+    if width < 4:
+        target = target @ losses.projection(4, width)
+    if width > 4:
+        seen = seen @ losses.projection(width, 4)
+    expected = losses.hidden_error([seen], [target], fewer, fewer, torch.ones(2))
+    torch.testing.assert_close((part.sum, part.count), (expected.sum, expected.count))
+    part.sum.backward()
+    assert student.grad[1, 3:].abs().max() == 0
+    assert student.grad[1, :3].abs().min() > 0
+
+
 def test_models_that_cannot_be_compared_are_refused():
     lengths, one = torch.tensor([9]), torch.ones(1)
     with pytest.raises(LpaError, match="9 frames where the teacher gives 6"):

@@ -1,0 +1,138 @@
+#!/usr/bin/env bash
+# The tables of conversions, most important first: about 25 minutes on one H200, more anywhere else.
+#
+#   recipes/convert-table.sh [MINUTES]     stop training after that long (default 22); run it again and it goes on
+#
+# Measuring on test-clean comes last and takes a few minutes more, for what has been finished and was not measured before.
+# LPA_DATA  folder that holds LibriSpeech's dev-clean and test-clean     MODELS   whisper-base-ctc and wav2vec2-12 (models)
+# RUNS      where runs are kept (runs/table)                             RESULTS  where records are written (results)
+# LPA_SYNTHETIC  more speech to train on, if set
+# LANES     runs side by side (5): a step of these models is bound by launching its kernels, not by the GPU
+# ONLY      only jobs whose name matches this pattern                    LPA      the command (lpa)
+#
+# Outside a git clone set LPA_COMMIT, or nothing is recorded. What is trained hears dev-clean less four speakers, who judge it;
+# what comes out is then measured on test-clean.
+set -uo pipefail
+
+MINUTES=${1:-22}
+LPA=${LPA:-lpa} MODELS=${MODELS:-models} RUNS=${RUNS:-runs/table} RESULTS=${RESULTS:-results} LANES=${LANES:-5} ONLY=${ONLY:-}
+DEVICE=${DEVICE:-cuda}
+: "${LPA_DATA:?set LPA_DATA to the folder that holds dev-clean and test-clean}"
+DEADLINE=$(($(date +%s) + MINUTES * 60))
+CACHE=$RUNS/cache
+WHISPER=$MODELS/whisper-base-ctc WAVE=$MODELS/wav2vec2-12
+mkdir -p "$RUNS" "$CACHE" "$RESULTS"
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-2} LPA RUNS RESULTS DEADLINE LPA_DATA DEVICE
+
+left() { # minutes until the deadline, never 0
+    local seconds=$((DEADLINE - $(date +%s)))
+    echo "$((seconds > 6 ? seconds / 60 : 0)).$(printf %02d $((seconds > 6 ? seconds % 60 * 100 / 60 : 10)))"
+}
+
+run() { # VERB NAME ARGUMENTS…: unless it is done, or time is up
+    local verb=$1 name=$2 done=$RUNS/$2/result.json
+    shift 2
+    [ "$verb" = sweep ] && done=$RUNS/$name/sweep.json
+    [ "$verb" = ablate ] && done=$RUNS/$name/ablate.json
+    [ -e "$done" ] && return 0
+    [ "$(date +%s)" -ge "$DEADLINE" ] && return 1
+    # shellcheck disable=SC2086
+    $LPA $verb "$@" --out "$RUNS/$name" --record --results "$RESULTS" --max-minutes "$(left)" \
+        >>"$RUNS/$name.log" 2>&1 || echo "failed: $name (see $RUNS/$name.log)" >&2
+    [ -e "$done" ]
+}
+export -f left run
+
+# --- what is run: NAME<TAB>COMMAND, in the order of importance
+
+heard="--data $LPA_DATA/dev-clean"
+[ -n "${LPA_SYNTHETIC:-}" ] && heard="$heard --data $LPA_SYNTHETIC --set shares=[0.4,0.6]"
+train="$heard --held-out 1272,2035,5338,6241 --set train.cache=$CACHE --set front_gb=8.0 --set train.pad_seconds=1.0"
+masks="--set train.time_masks=4.0 --set train.time_mask_seconds=0.3"
+best="$train $masks --recipe best"
+placeless="$best --set positions=false"
+placed="--set mixer_config.places=true" # where positions are gone, windows learn a score for every distance
+# the paper's epochs, scaled: its 8 of a stage are of 100 to 360 h
+half="--set warm_epochs=1.0 --set settle_epochs=4.0 --set align_epochs=2.5 --set final_epochs=4.0"
+eighth="--set warm_epochs=0.25 --set settle_epochs=1.0 --set align_epochs=0.625 --set final_epochs=1.0"
+
+pair() { # NAME ARGUMENTS…: a conversion, then its control
+    printf '%s\trun convert %s %s && run control %s-control %s\n' "$1" "$1" "${*:2}" "$1" "$RUNS/$1"
+}
+one() { printf '%s\trun convert %s %s\n' "$1" "$1" "${*:2}"; }
+
+sweeps() {
+    printf 'sweep-pyramid\trun sweep sweep-pyramid %s %s --mixer pyramid\n' "$WAVE" "$train"
+    printf 'sweep-lpa\trun sweep sweep-lpa %s %s --mixer lpa\n' "$WAVE" "$train"
+    # with no training: as many keys in a window as the pyramid has windows
+    for model in "$WHISPER" "$WAVE"; do
+        one "free-$(basename "$model")-pyramid" "$model --recipe none --mixer pyramid"
+        one "free-$(basename "$model")-window" "$model --recipe none --mixer window --set mixer_config.side=16"
+    done
+}
+
+conversions() {
+    local eight="--layers 8 --set sweep=$RUNS/sweep-pyramid"
+    pair default-0 "$WHISPER $placeless $placed"
+    one default-unplaced "$WHISPER $placeless"
+    # what the positions cost, and whether windows at fixed distances make up for them where they matter most
+    one default-positions "$WHISPER $best"
+    one default-mixed "$WHISPER $placeless --mixer ladder,ladder,ladder,ladder,pyramid,pyramid --set mixer_config.pyramid={places=true}"
+    pair all-0 "$WAVE $best"
+    one paper "$WAVE $train --recipe paper $half --set sweep=$RUNS/sweep-lpa"
+    pair eight-0 "$WAVE $best $eight"
+    for seed in 1 2; do
+        pair default-$seed "$WHISPER $placeless $placed --set seed=$seed"
+        pair all-$seed "$WAVE $best --set seed=$seed"
+        pair eight-$seed "$WAVE $best $eight --set seed=$seed"
+    done
+    for mixer in window conv summary ladder; do
+        one "all-$mixer" "$WAVE $best --mixer $mixer"
+    done
+    one default-window "$WHISPER $placeless $placed --mixer window"
+    for mixer in conv summary ladder; do one "default-$mixer" "$WHISPER $placeless --mixer $mixer"; done
+    one all-window16 "$WAVE $best --mixer window --set mixer_config.side=16"
+    one default-window16 "$WHISPER $placeless $placed --mixer window --set mixer_config.side=16"
+    for minutes in 1.0 0.5 0.25 2.0 4.0; do # WER against training seconds
+        one "default-min-$minutes" "$WHISPER $placeless $placed --set minutes=$minutes"
+    done
+    one paper-depth "$WAVE $train --recipe paper $half --layers 8 --order depth"
+    one paper-random "$WAVE $train --recipe paper $half --layers 8 --order random:0"
+    printf 'ablate\trun ablate ablate %s %s %s --layers 8 --set sweep=%s\n' "$WAVE" "$train" "$eighth" "$RUNS/sweep-lpa"
+}
+
+lanes() { # read jobs, run LANES at a time in their order
+    grep -E -- "$ONLY" | cut -f2 | tr '\n' '\0' | xargs -0 -r -P "$LANES" -I{} bash -c '{}' || true
+}
+
+# --- how it is measured: whole utterances, joined ones, gates at other temperatures; a process for a few models
+
+measure() { # KIND OPTIONS MODEL…: those that are there and were not measured so before
+    local kind=$1 options=$2 names=() model
+    for model in "${@:3}"; do
+        [ -e "$model/plan.json" ] && [ ! -e "$RUNS/measured/$kind/${model//\//_}" ] && names+=("$model")
+    done
+    [ ${#names[@]} -eq 0 ] && return 0
+    mkdir -p "$RUNS/measured/$kind"
+    # shellcheck disable=SC2086
+    $LPA evaluate $(printf -- '--model %s ' "${names[@]}") --data "$LPA_DATA/test-clean" $options \
+        --device "$DEVICE" --batch-seconds 600 --record --results "$RESULTS" &&
+        for model in "${names[@]}"; do touch "$RUNS/measured/$kind/${model//\//_}"; done
+}
+export -f measure
+
+measurements() {
+    local joins="--join 5 --join 20 --join 60 --join 180 --join 600" taus="--tau 0.5 --tau 0.1 --tau 0.01 --tau hard"
+    find "$RUNS" -path '*/model/plan.json' ! -path "$RUNS/ablate/*/step-*" ! -path '*-control/step-*' ! -path "$RUNS/all-*/step-*" \
+        ! -path "$RUNS/eight-*/step-*" ! -path "$RUNS/default-*/step-*" ! -path "$RUNS/free-*/step-*" -printf '%h\n' | sort |
+        { echo "$WHISPER"; echo "$WAVE"; cat; } | xargs -n 6 printf 'whole\tmeasure whole "" %s %s %s %s %s %s\n'
+    for model in "$WHISPER" "$RUNS/default-0/model" "$WAVE" "$RUNS/all-0/model" "$RUNS/all-window16/model"; do
+        printf 'join\tmeasure join "%s" %s\n' "$joins" "$model"
+    done
+    printf 'tau\tmeasure tau "%s" %s %s\n' "$taus" "$RUNS/paper/step-04/model" "$RUNS/paper/step-08/model"
+}
+
+sweeps | lanes
+conversions | lanes
+measurements | lanes
+echo "finished runs: $(find "$RUNS" -maxdepth 2 -name result.json | wc -l); records in $RESULTS"

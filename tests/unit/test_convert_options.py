@@ -1,0 +1,253 @@
+"""What a conversion can be asked for: mixers that differ by layer, no positions, minutes, a front end heard once."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+from safetensors.torch import load_file
+
+from lpa import families
+from lpa.convert import order
+from lpa.convert.config import ConvertConfig, read
+from lpa.convert.control import control_config
+from lpa.convert.loop import convert
+from lpa.convert.positions import told_by_position, without_positions
+from lpa.convert.session import Session
+from lpa.errors import LpaError
+from lpa.surgery import mixer_at, save
+
+WHISPER = {
+    "d_model": 16, "encoder_layers": 3, "encoder_attention_heads": 2, "encoder_ffn_dim": 24, "num_mel_bins": 20,
+    "max_source_positions": 200,
+}  # fmt: skip
+WAV2VEC2 = {
+    "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24, "conv_dim": [8] * 7,
+    "num_conv_pos_embeddings": 8, "num_conv_pos_embedding_groups": 2,
+}  # fmt: skip
+ONE_STAGE = {"warm_epochs": 0.0, "settle_epochs": 1.0, "align_epochs": 0.0, "final_epochs": 0.0}
+
+
+@pytest.fixture(scope="module")
+def desk(tmp_path_factory) -> Path:
+    """A tiny model of each family, and nine short recordings by three speakers."""
+    torch.set_num_threads(1)
+    desk = tmp_path_factory.mktemp("desk")
+    for name, family, config in (("whisper", "whisper", WHISPER), ("wav2vec2", "wav2vec2", WAV2VEC2)):
+        torch.manual_seed(0)
+        model = families.create(family, config)
+        with torch.no_grad():
+            for parameter in model.net.parameters():
+                parameter.add_(0.1 * torch.randn_like(parameter))
+        save(model, desk / name)
+    rng = np.random.default_rng(0)
+    lines = []
+    for i in range(9):
+        samples = int(rng.integers(9000, 20000))
+        tone = np.sin(np.cumsum(rng.uniform(0.02, 1.0, samples // 800 + 1).repeat(800)[:samples])) * 0.3
+        soundfile.write(desk / f"{i}.wav", tone, 16000)
+        lines.append({"id": f"u{i}", "audio": f"{i}.wav", "text": "a b", "speaker": "abc"[i % 3]})
+    (desk / "manifest.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return desk
+
+
+def config_for(desk: Path, recipe: str, *, model: str = "whisper", **changes) -> ConvertConfig:
+    given = {
+        "model": str(desk / model),
+        "sources": [str(desk / "manifest.jsonl")],
+        "held_out": [] if recipe == "none" else ["c"],
+        "batch_seconds": 4.0,
+        **({} if recipe == "none" else ONE_STAGE),
+        **changes,
+        "train": {"device": "cpu", "log_every": 1, **changes.get("train", {})},
+    }
+    return read(recipe, **given)
+
+
+def result(out: Path) -> dict:
+    return json.loads((out / "result.json").read_text())
+
+
+def test_mixers_may_differ_by_layer(desk):
+    settings = {"window": {"side": 3}, "ladder": {"heads": 2}}
+    given = {"mixer": "window, pyramid,ladder", "mixer_config": settings}
+    convert(config_for(desk, "none", **given), desk / "several")
+    swaps = families.load(desk / "several" / "model").swaps
+    assert [swaps[i].mixer for i in range(3)] == ["window", "pyramid", "ladder"]
+    assert (swaps[0].config["side"], swaps[2].config["heads"]) == (3, 2)
+    convert(config_for(desk, "none", **given, order="2,0", layers=0), desk / "two")
+    assert [s["layers"] for s in result(desk / "two")["steps"]] == [[], [2, 0]]
+    assert families.load(desk / "two" / "model").swaps[2].mixer == "ladder"
+    for wrong, says in (
+        ({"mixer": "window,pyramid"}, "names 2 mixers for 3 layers"),
+        ({"mixer": "window,pyramid,piramid"}, "piramid"),
+        ({"mixer": "window,pyramid,ladder", "order": "kl", "progressive": True}, "no one sweep"),
+    ):
+        with pytest.raises(LpaError, match=says):
+            convert(config_for(desk, "none", **wrong), desk / f"wrong-{len(says)}")
+
+
+def test_positions_fade_out_and_the_model_runs_at_any_length(desk, monkeypatch):
+    lent = []
+    plain = families.FAMILIES["whisper"].add_positions
+
+    def listen(self, x):
+        lent.append((self.settings.positions, self.training, self.fading))
+        return plain(self, x)
+
+    monkeypatch.setattr(families.FAMILIES["whisper"], "add_positions", listen)
+    given = {"positions": False, "settle_epochs": 4.0, "fade": 0.5, "mixer": "pyramid"}
+    convert(config_for(desk, "best", **given), desk / "placeless")
+    heard = [fading for positions, training, fading in lent if training and not positions]
+    assert heard[0] == 1.0
+    assert heard == sorted(heard, reverse=True)
+    assert 0.4 * len(heard) <= sum(f == 0 for f in heard) <= 0.6 * len(heard)
+    assert {fading for positions, training, fading in lent if not training} == {0.0}
+    model = families.load(desk / "placeless" / "model")
+    assert json.loads((desk / "placeless" / "model" / "plan.json").read_text())["base"]["positions"] is False
+    assert model(torch.randn(1, 16000 * 6)).logits.shape[1] == 300  # positions ended at 4 s
+    assert control_config(desk / "placeless").positions
+    x = torch.randn(1, 16000)
+    before = model(x).logits
+    with torch.no_grad():
+        model.encoder.embed_positions.weight.add_(1.0)
+    assert torch.equal(before, model(x).logits)
+
+
+def test_a_student_without_positions_is_not_asked_for_them(desk):
+    """Layers that hear nothing add the same everywhere: then positions are all that the hidden states differ by."""
+    teacher, student = families.load(desk / "whisper"), families.load(desk / "whisper")
+    student.drop_positions()
+    for model in (teacher, student):
+        for layer in model.encoder.layers:
+            layer.self_attn.out_proj.weight.data.zero_()
+            layer.fc2.weight.data.zero_()
+    batches = [
+        (torch.randn(8, 32000, generator=torch.Generator().manual_seed(i)), torch.full((8,), 32000)) for i in range(4)
+    ]
+    told = told_by_position(teacher, batches)
+    assert told.shape == (3, 200, 16)
+    assert told[:, :100].mean(1).abs().max() < 0.02
+    audio, lengths = torch.randn(8, 32000, generator=torch.Generator().manual_seed(9)), torch.full((8,), 32000)
+    asked = without_positions(lambda student, teacher, batch: teacher.hidden, student, told)
+    course = lambda states: torch.stack(states) - torch.stack(states).mean(2, keepdim=True)  # noqa: E731 (less its mean)
+    with torch.no_grad():
+        wanted = teacher(audio, lengths, hidden=True)
+        for fading in (0.0, 0.5):
+            student.fading = fading
+            said = student(audio, lengths, hidden=True)
+            far = (course(said.hidden) - course(wanted.hidden)).square().mean()
+            near = (course(said.hidden) - course(asked(said, wanted, None))).square().mean()
+            assert near < 0.01 * far
+
+
+def test_positions_go_with_the_last_step_and_only_where_there_are_any(desk):
+    convert(config_for(desk, "none", positions=False, progressive=True, mixer="window"), desk / "stepwise")
+    plans = [json.loads((desk / "stepwise" / f"step-0{n}" / "model" / "plan.json").read_text()) for n in (1, 2, 3)]
+    assert [plan["base"]["positions"] for plan in plans] == [True, True, False]
+    with pytest.raises(LpaError, match="no position embedding"):
+        convert(config_for(desk, "none", model="wav2vec2", positions=False), desk / "nothing-to-fade")
+
+
+def test_fading_falls_to_nothing():
+    assert [order.fading(0.5, step, 8) for step in (0, 2, 4, 7)] == [1.0, 0.5, 0.0, 0.0]
+    assert order.fading(0.0, 0, 8) == 0.0
+
+
+def test_minutes_are_shared_out_over_the_stages(desk):
+    epochs = {"warm_epochs": 2.0, "settle_epochs": 4.0, "align_epochs": 1.0, "final_epochs": 1.0}
+    seconds = 3.0
+    given = {**epochs, "layers": 1, "order": "depth", "mixer": "window", "minutes": seconds / 60}
+    convert(config_for(desk, "paper", **given), desk / "timed")
+    found = result(desk / "timed")
+    stages = [*found["steps"][1]["stages"], *found["final"]]
+    shares = {stage["name"]: stage["seconds"] / seconds for stage in stages}
+    for name, want in (("warm", 2 / 8), ("settle", 4 / 8), ("align", 1 / 8), ("final", 1 / 8)):
+        assert want <= shares[name] <= want + 0.4, shares  # a step is begun before the time is up, and then finished
+    assert all(stage["steps"] >= 1 for stage in stages)
+    with pytest.raises(LpaError, match="minutes"):
+        config_for(desk, "best", minutes=-1.0)
+
+
+def test_a_conversion_records_its_sweep_and_its_network(desk, monkeypatch):
+    monkeypatch.setenv("LPA_COMMIT", "abc")
+    given = {"mixer": "window", "order": "kl", "layers": 1, "sweep_settings": {"epochs": 0.0}}
+    convert(config_for(desk, "none", **given), desk / "swept", record=desk / "records")
+    swept, made = (
+        [json.loads(line) for line in (desk / "records" / f"{kind}.jsonl").read_text().splitlines()]
+        for kind in ("sweep", "convert")
+    )
+    assert [r["figures"]["layer"] for r in swept] == [0, 1, 2]
+    assert all(r["config"]["mixer"] == "window" and r["figures"]["mse"] > 0 for r in swept)
+    assert [r["what"] for r in made] == ["step 0", "step 1", "final"]
+    assert made[-1]["network"] == {"layers": 3, "mixers": ["window"]}
+    assert (made[-1]["figures"]["training_steps"], made[-1]["figures"]["training_seconds"]) == (0, 0)
+
+
+MASKS = {"time_masks": 20.0, "time_mask_seconds": 0.3, "feature_masks": 1}
+
+
+def weights(out: Path) -> dict[str, torch.Tensor]:
+    return load_file(out / "model" / "weights.safetensors")
+
+
+def apart(one: dict[str, torch.Tensor], two: dict[str, torch.Tensor]) -> float:
+    return sum(float((one[name] - two[name]).abs().sum()) for name in one)
+
+
+@pytest.mark.parametrize("model", ["whisper", "wav2vec2"])
+def test_a_front_end_heard_once_changes_nothing_but_rounding(desk, model, monkeypatch):
+    given = {"model": model, "settle_epochs": 3.0, "train": MASKS, "lr": 1e-3}
+    cls = families.FAMILIES[model]
+    plain, calls = cls.front, []
+    monkeypatch.setattr(cls, "front", lambda *a: calls.append(1) or plain(*a))
+    counts = []
+    for name, gigabytes in (("each", 0.0), ("once", 0.1)):
+        calls.clear()
+        convert(config_for(desk, "best", **given, front_gb=gigabytes), desk / f"{model}-{name}")
+        counts.append(len(calls))
+    convert(config_for(desk, "best", **{**given, "train": {}}, front_gb=0.1), desk / f"{model}-unmasked")
+    convert(config_for(desk, "none", model=model), desk / f"{model}-start")
+    each, once, unmasked, start = (weights(desk / f"{model}-{n}") for n in ("each", "once", "unmasked", "start"))
+    assert apart(each, once) < 0.01 * apart(each, start)
+    assert apart(unmasked, once) > 5 * apart(each, once)  # masks are put on what is kept
+    assert result(desk / f"{model}-each")["wer"] == pytest.approx(result(desk / f"{model}-once")["wer"], abs=10)
+    assert counts[1] < counts[0] / 2
+
+
+@pytest.mark.parametrize("model", ["whisper", "wav2vec2"])
+def test_what_is_kept_is_what_the_front_end_says(desk, model):
+    config = config_for(desk, "best", model=model, front_gb=0.1)
+    session = Session(config, desk / f"{model}-session")
+    network = session.load(config.model)
+    session.listen(network)
+    feed, index = session.feed, np.array([4, 1, 2])
+    kept, lengths = feed.clean(index)
+    batch = feed.batch(session.training(1), network.frames, torch.zeros(5, 9), 0, index, 0, 1)
+    feed.kept = None
+    with torch.no_grad():
+        wanted, own = network.front(*feed.clean(index))
+    assert lengths.tolist() == own.tolist() == batch.lengths.tolist()
+    torch.testing.assert_close(kept, wanted, atol=1e-3, rtol=1e-3)
+    assert torch.equal(batch.audio[:, : kept.shape[1]], kept)
+    assert batch.audio[:, kept.shape[1] :].abs().sum() == 0
+    assert batch.frames.tolist() == [network.frames(int(n)) for n in feed.bank.lengths[index]]
+
+
+def test_a_front_end_is_kept_of_plain_audio_and_within_bounds(desk):
+    for train in ({"speed": [0.9, 1.1]}, {"noise": 0.5}, {"gain_db": [-3, 3]}):
+        with pytest.raises(LpaError, match="plain audio"):
+            config_for(desk, "best", front_gb=1.0, train=train)
+    with pytest.raises(LpaError, match="GB of memory"):
+        convert(config_for(desk, "best", front_gb=1e-5), desk / "too-much")
+
+
+def test_gates_can_harden_in_the_final_tuning(desk):
+    given = {"order": "0", "layers": 0, "mixer_config": {"heads": 2}, "final_epochs": 1.0, "final_tau": 0.05}
+    convert(config_for(desk, "paper", **given), desk / "hardened")
+    models = [families.load(desk / "hardened" / name) for name in ("step-01/model", "model")]
+    assert [mixer_at(model, 0).tau for model in models] == [0.5, 0.05]
+    with pytest.raises(LpaError, match="final_tau"):
+        config_for(desk, "paper", final_tau=-1.0)
