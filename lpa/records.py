@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import LpaError
+from .plan import Plan
 
 RESULTS = Path("results")
 REQUIRED = ("kind", "what", "commit", "machine", "command", "date", "figures")
@@ -39,6 +40,7 @@ def write(
         "seed": seed,
         "figures": figures,
         "interval": interval,
+        "network": network(model),
         **more,
         "commit": commit(),
         "machine": machine or describe_machine(),
@@ -58,6 +60,19 @@ def write(
     finally:
         os.close(descriptor)
     return json.loads(line)
+
+
+def network(model: str) -> dict[str, Any] | None:
+    """What a model folder's plan says of its layers; None where the model is no folder of ours."""
+    if not model or not (Path(model) / "plan.json").is_file():
+        return None
+    plan = Plan.read(Path(model))
+    base = plan.base
+    layers = base.get("encoder_layers") or base.get("num_hidden_layers")
+    if layers is None and "intra_layers" in base:
+        layers = base["blocks"] * (base["intra_layers"] + base["inter_layers"])
+    mixers = sorted({swap.mixer for swap in plan.swaps})
+    return {"family": plan.family, "layers": layers, "replaced": len(plan.swaps), "mixers": mixers}
 
 
 def read(path: Path | str) -> list[dict[str, Any]]:

@@ -1,0 +1,97 @@
+"""What the page is made of: figures with the records behind them, grids, charts, verdicts, items that hold these."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+ONE_RUN = "one run"
+
+REPRODUCED, DIFFERENT, IMPOSSIBLE, MISSING, OURS = (
+    "reproduced",
+    "different",
+    "not possible here",
+    "not measured yet",
+    "ours",
+)
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A measured number, what is known of its spread, and the records it comes from."""
+
+    value: float
+    ids: tuple[str, ...]
+    low: float | None = None
+    high: float | None = None
+    spread: str = ONE_RUN  # what low and high are; or that there is nothing to tell them from
+    digits: int = 2
+
+    def number(self) -> str:
+        return f"{self.value:,.{self.digits}f}"
+
+    def around(self) -> str:
+        """The spread in words: `one run`, or `9.80–11.20, 95 %`."""
+        if self.low is None or self.high is None:
+            return self.spread
+        return f"{self.low:,.{self.digits}f}–{self.high:,.{self.digits}f}, {self.spread}"
+
+
+Cell = str | int | float | Figure | None  # text, a number of the paper or of arithmetic, a measured one, nothing
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A table: names of its columns and rows of cells. `ours`: the columns that hold what was measured here."""
+
+    columns: tuple[str, ...]
+    rows: list[list[Cell]]
+    digits: int = 2  # of plain numbers
+    ours: frozenset[int] = frozenset()
+
+    def figures(self) -> list[Figure]:
+        return [cell for row in self.rows for cell in row if isinstance(cell, Figure)]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How ours stands to the paper's. `why` is the `because …`, or for what was reproduced what that is."""
+
+    mark: str
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Line:
+    """One curve: (x, y) points, y a number or a Figure."""
+
+    name: str
+    points: Sequence[tuple[float, Cell]]
+    ours: bool = False
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A figure to draw. `bars`: the x of a point is the number of its label."""
+
+    id: str
+    title: str
+    x: str
+    y: str
+    lines: Sequence[Line]
+    log_x: bool = False
+    log_y: bool = False
+    bars: Sequence[str] = ()  # labels; empty: lines
+
+
+@dataclass(frozen=True)
+class Item:
+    """A table or figure of the paper, or one of ours, with all there is to say about it."""
+
+    id: str
+    name: str  # Table 1
+    title: str
+    verdict: Verdict
+    grid: Grid | None = None
+    charts: Sequence[Chart] = ()
+    notes: Sequence[str] = ()

@@ -1,0 +1,298 @@
+"""`lpa report`: records in, tables and page out; nothing without a command and a commit, nothing that drifts unseen."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import report_records
+
+from lpa import records
+from lpa.errors import LpaError
+from lpa.plan import Plan, Swap
+from lpa.report import measured, paper, readme, report
+from lpa.report.items import DIFFERENT, IMPOSSIBLE, MISSING, REPRODUCED
+from lpa.report.page import OURS_ALONE, PAPER, render
+from lpa.report.quality import judge_ablation, judge_sweep, judge_wall
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    return report_records.write(tmp_path_factory.mktemp("records"))
+
+
+@pytest.fixture(scope="module")
+def found(folder) -> list[dict]:
+    return measured.load(folder)
+
+
+def items(found: list[dict]) -> dict:
+    return {item.id: item for item in (make(found) for make in (*PAPER, *OURS_ALONE))}
+
+
+def line(**changes) -> str:
+    record = {"kind": "bench", "what": "x", "model": "m", "figures": {"ms": 1.0}, "commit": "c", "machine": "m"}
+    return json.dumps({**record, "command": "lpa bench", "date": "2026-01-01", **changes}) + "\n"
+
+
+# --- records
+
+
+@pytest.mark.parametrize("name", ["commit", "command", "machine", "figures"])
+def test_a_record_that_cannot_be_made_again_is_refused(tmp_path, name):
+    (tmp_path / "bench.jsonl").write_text(line() + line(**{name: ""}))
+    with pytest.raises(LpaError, match=rf"bench.jsonl:2 lacks {name}; ") as error:
+        measured.load(tmp_path)
+    assert "\n" not in str(error.value)
+
+
+def test_figures_that_are_none_are_refused(tmp_path):
+    (tmp_path / "bench.jsonl").write_text(line(figures=[1, 2]))
+    with pytest.raises(LpaError, match=r"bench\.jsonl:1: figures must be numbers by name"):
+        measured.load(tmp_path)
+
+
+def test_a_record_says_what_its_model_is_made_of(tmp_path):
+    plan = Plan("whisper", {"encoder_layers": 6}, (Swap(0, "pyramid"), Swap(2, "window"), Swap(3, "pyramid")))
+    (tmp_path / "plan.json").write_text(plan.to_json())
+    written = records.write("wer", what="x", figures={"wer": 1}, model=str(tmp_path), folder=tmp_path)
+    assert written["network"] == {"family": "whisper", "layers": 6, "replaced": 3, "mixers": ["pyramid", "window"]}
+    assert records.write("wer", what="x", figures={"wer": 1}, model="lpa", folder=tmp_path)["network"] is None
+
+
+def test_no_folder_is_one_clear_line(tmp_path):
+    with pytest.raises(LpaError, match="nowhere is not there"):
+        measured.load(tmp_path / "nowhere")
+
+
+def test_a_figure_says_how_sure_it_is():
+    def record(number, **changes):
+        return {"id": f"x-{number}", "date": f"2026-01-0{number}", "seed": 0, "figures": {"wer": number}, **changes}
+
+    alone = measured.figure([record(1)], "wer")
+    assert (alone.value, alone.around(), alone.ids) == (1, "one run", ("x-1",))
+    again = measured.figure([record(2), record(1)], "wer")
+    assert (again.value, again.around()) == (2, "one run")  # the latest of a seed
+    seeds = measured.figure([record(1), record(2, seed=1), record(4, seed=2)], "wer")
+    assert seeds.value == pytest.approx(7 / 3)
+    assert seeds.around() == "1.00–4.00, 3 seeds"
+    assert len(seeds.ids) == 3
+    sure = measured.figure([record(3, interval=[2.5, 3.5], figures={"wer": 3, "cer": 1})], "wer")
+    assert sure.around() == "2.50–3.50, 95 %"
+    other = measured.figure([record(3, interval=[2.5, 3.5], figures={"wer": 3, "cer": 1})], "cer")
+    assert other.around() == "one run"  # the interval is the first figure's
+    assert measured.figure([record(1)], "cer") is None
+
+
+def test_every_row_of_the_ablation_is_known_by_its_settings():
+    rows = [measured.ablation_row(report_records.ablation(row).to_dict()) for row in range(len(paper.ABLATION))]
+    assert rows == list(range(len(paper.ABLATION)))
+    config = report_records.config("paper").to_dict()
+    odd = {**config, "ffn": 0.0}  # a technique in the middle is off: no row of a cumulative table
+    assert measured.ablation_row(odd) is None
+    assert measured.ablation_row(report_records.config("best").to_dict()) is None
+
+
+def test_series_are_told_apart():
+    names = [
+        measured.series(report_records.config(recipe, *changes).to_dict())
+        for recipe, *changes in (
+            ("paper",),
+            ("paper", "order=depth"),
+            ("paper", "mixer=summary"),
+            ("best",),
+            ("best", "minutes=1"),
+            ("best", "keep_attention=true"),
+            ("none",),
+            ("none", "mixer=window", "mixer_config.side=16"),
+            ("best", "positions=false", "mixer=window,pyramid"),
+        )
+    ]
+    assert names == [
+        "lpa, sweep order, 8 epochs a layer",
+        "lpa, depth order, 8 epochs a layer",
+        "summary, sweep order, 8 epochs a layer",
+        "pyramid, distilled",
+        "pyramid, distilled, 1 min",
+        "attention kept (control), distilled",
+        "pyramid, not trained",
+        "window side=16, not trained",
+        "pyramid and window, distilled, no positions",
+    ]
+
+
+# --- against the paper
+
+
+def test_the_paper_is_all_there(found):
+    made = items(found)
+    assert {f"table-{n}" for n in range(1, 12)} | {f"figure-{n}" for n in range(1, 5)} <= set(made)
+    assert made["table-1"].grid.rows[-1][1] == 9.35
+    assert [row[0] for row in made["table-7"].grid.rows] == list(range(11))
+    assert made["table-10"].grid.rows[-1][2:6] == ["137.3", "137.33", "0.281", "0.281"]  # ours, computed, beside it
+
+
+def test_without_records_the_page_says_what_to_type():
+    made = items([])
+    open_ones = [item for item in made.values() if item.verdict.mark == MISSING]
+    assert len(open_ones) >= 10
+    commands = {word for item in open_ones for word in re.findall(r"`(lpa [^`]+)`", item.verdict.why)}
+    assert {"lpa bench model --record", "lpa bench roofline --record"} <= commands
+    assert all(
+        f"not measured yet</span>: {'run' if '`lpa' in i.verdict.why else 'needs'}" in render([]) for i in open_ones
+    )
+    assert made["table-5"].verdict.mark == IMPOSSIBLE
+
+
+def test_records_fill_the_tables(found):
+    made = items(found)
+    assert {item.verdict.mark for item in made.values()} >= {REPRODUCED, IMPOSSIBLE}
+    best = next(row for row in made["conversions"].grid.rows if row[1] == "pyramid, distilled")
+    assert (best[3].value, best[4].value, best[5]) == (pytest.approx(11.6), pytest.approx(11.5), "+0.10")
+    assert (best[6].value, best[7].value, best[8]) == (pytest.approx(9.6), pytest.approx(9.5), "+0.10")
+    assert best[3].spread == best[7].spread == "3 seeds"
+    ablation = [row[3].value for row in made["table-1"].grid.rows]
+    assert ablation == list(report_records.ROWS)
+    column = made["table-7"].grid.columns.index("ours, lpa, sweep order, 8 epochs a layer")
+    assert [row[column].value for row in made["table-7"].grid.rows] == list(report_records.PAPER_WER)
+    splits = {row[0]: row for row in made["table-8"].grid.rows}
+    assert (splits[8][2].value, splits[8][4].value) == (18.5, 18.0)  # neither joined nor at another temperature
+    (line,) = made["duration"].charts[0].lines
+    assert [x for x, _ in line.points] == [5, 30, 120, 600]
+    assert len(made["temperature"].grid.rows) == 3
+    assert made["peers"].grid.rows[1][2].around() == "38.00–40.00, 95 %"
+    assert made["table-3"].grid.columns[-1] == "ours, lpa, wav2vec2-base, torch, fp32"
+    lpa = made["table-2"].grid.columns.index("ours, lpa")
+    assert [row[lpa] and row[lpa].value for row in made["table-2"].grid.rows] == [5.9, 6.2, 6.4, 6.8, None, None]
+    assert made["table-11"].verdict.mark == REPRODUCED
+    assert made["table-11"].grid.rows[-1][-1].value == 1200
+
+
+def test_verdicts_follow_the_figures():
+    def figures(values):
+        return {n: measured.Figure(v, ("x-1",)) for n, v in enumerate(values)}
+
+    assert judge_wall(figures(report_records.PAPER_WER)).mark == REPRODUCED
+    flat = judge_wall(figures([9 + 0.1 * n for n in range(11)]))
+    assert flat.mark == DIFFERENT
+    assert "no wall" in flat.why
+    assert judge_wall(figures([9, 10])).mark == MISSING
+    assert judge_ablation(figures(report_records.ROWS)).mark == REPRODUCED
+    worse = judge_ablation(figures((52, 30, 21, 18, 16, 17, 14, 14)))
+    assert worse.mark == DIFFERENT
+    assert "periodic and positional gates cost something" in worse.why
+    assert judge_sweep({n: 0.01 * 2**n for n in range(12)}).mark == REPRODUCED
+    assert judge_sweep({n: 0.1 for n in range(12)}).mark == DIFFERENT
+
+
+# --- the page
+
+
+def test_every_number_links_to_its_record(found):
+    text = render(found)
+    made = re.findall(r'\bid="([^"]+)"', text)
+    assert len(made) == len(set(made))
+    assert {record["id"] for record in found} <= set(made)
+    assert set(re.findall(r'href="#([^"]+)"', text)) <= set(made)
+    figures = sum(len(item.grid.figures()) for item in items(found).values() if item.grid)
+    assert len(re.findall(r'<td class="[^"]*" data-v="[^"]*"><a href="#', text)) == figures > 50
+    assert "one run" in text
+
+
+def test_the_page_fetches_nothing_and_is_the_same_each_time(found):
+    text = render(found)
+    assert not re.search(r'(?:src|href)="(?!#|data:)|url\(|@import', text)
+    assert text == render(found)
+
+
+def test_what_a_record_holds_is_escaped(tmp_path):
+    (tmp_path / "bench.jsonl").write_text(line(what="<script>alert(1)</script>", model="<b>", command="lpa '<i>'"))
+    text = render(measured.load(tmp_path))
+    assert text.count("<script>") == 1
+    assert "<i>'" not in text
+
+
+# --- the README
+
+
+def test_the_readme_holds_what_the_records_say():
+    """On a clean clone `lpa report` leaves the README as it is."""
+    text = (ROOT / "README.md").read_text()
+    assert "<!-- lpa report: layers -->" in text
+    assert readme.rewrite(text, measured.load(ROOT / "results")) == text
+
+
+def test_only_what_is_between_markers_changes(folder, found):
+    text = "before\n<!-- lpa report: models -->\nold\n<!-- end -->\nafter\n<!-- lpa report: layers -->\n<!-- end -->\n"
+    made = readme.rewrite(text, found)
+    assert made.startswith("before\n<!-- lpa report: models -->\n| model | mixers |")
+    assert "18.00 (17.50–18.50, 95 %)" in made
+    assert "<!-- end -->\nafter\n<!-- lpa report: layers -->\n| frames (audio) | lpa |" in made
+    assert readme.rewrite(made, found) == made
+
+
+def test_the_readme_tells_of_speech_nobody_trained_on(found):
+    table = readme.BLOCKS["models"](found)
+    assert "test-clean" in table
+    assert "dev-clean" not in table
+    compared = readme.BLOCKS["conversions"](found)
+    assert "| wav2vec2-12 | pyramid, distilled | 8 of 12 | 11.60 (11.50–11.70, 3 seeds) | 11.50 (" in compared
+    assert "naive" not in compared  # it has no control to stand beside
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("<!-- lpa report: nothing -->\n<!-- end -->", "no table 'nothing'"),
+        ("<!-- lpa report: layers -->\n", "needs its"),
+    ],
+)
+def test_wrong_markers_are_one_clear_line(text, message):
+    with pytest.raises(LpaError, match=message):
+        readme.rewrite(text, [])
+
+
+def test_check_fails_on_drift_and_writes_nothing(folder, tmp_path):
+    file = tmp_path / "README.md"
+    file.write_text("<!-- lpa report: layers -->\nby hand\n<!-- end -->\n")
+
+    def run(*options):
+        command = [sys.executable, "-m", "lpa", "report", "--results", str(folder), "--readme", str(file), *options]
+        return subprocess.run(
+            [*command, "--out", str(tmp_path / "out")], cwd=ROOT, capture_output=True, text=True, check=False
+        )
+
+    drift = run("--check")
+    assert drift.returncode == 1
+    assert drift.stderr.startswith("lpa: the tables of ")
+    assert "by hand" in file.read_text()
+    assert not (tmp_path / "out").exists()
+    assert run().returncode == 0
+    assert (tmp_path / "out" / "index.html").is_file()
+    assert run("--check").returncode == 0
+
+
+def test_report_needs_no_torch(folder, tmp_path):
+    shutil.copy(ROOT / "README.md", tmp_path)
+    code = "import sys; from pathlib import Path; from lpa.report import report; "
+    code += f"report(Path({str(tmp_path)!r}), Path({str(folder)!r}), Path({str(tmp_path / 'README.md')!r})); "
+    done = subprocess.run(
+        [sys.executable, "-c", code + "print('torch' in sys.modules, 'matplotlib' in sys.modules)"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.strip() == "False False"
+
+
+def test_report_writes_beside_the_page_only(folder, tmp_path):
+    file = tmp_path / "README.md"
+    file.write_text("no markers\n")
+    assert report(tmp_path / "out", folder, file) == tmp_path / "out" / "index.html"
+    assert file.read_text() == "no markers\n"
