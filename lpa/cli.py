@@ -49,7 +49,7 @@ def inspect(
     model: Annotated[str, typer.Argument(help="Model folder, Hugging Face folder or hub id.")], as_json: Json = False
 ) -> None:
     """Print a model's layers: which are attention, which are not, what each costs."""
-    from . import load
+    from .families import load
     from .inspect import describe, render
 
     facts = describe(load(model))
@@ -61,41 +61,46 @@ def inspect(
 
 @app.command()
 def evaluate(
-    model: Annotated[str, typer.Option(help="Model folder, Hugging Face folder or hub id.")],
+    model: Annotated[list[str], typer.Option(help="Model folder, Hugging Face folder or hub id; may be given again.")],
     data: Annotated[str, typer.Option(help="LibriSpeech folder, JSONL manifest, packed shards or hf:NAME:SPLIT.")],
+    join: Annotated[list[float] | None, typer.Option(help="Join a speaker's utterances to so many seconds.")] = None,
+    tau: Annotated[list[str] | None, typer.Option(help="Temperature of the gates: a number, or hard.")] = None,
+    noise: Annotated[str, typer.Option(help="Of models that enhance: white, pink, brown or babble.")] = "white",
+    snr: Annotated[float, typer.Option(help="Of models that enhance: the noise's ratio in dB.")] = 5.0,
     limit: Annotated[int | None, typer.Option(min=1, help="Only this many utterances.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Write every transcript to this JSONL file.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write a line an utterance to this JSONL file.")] = None,
     batch_seconds: Annotated[float, typer.Option(min=1, help="Seconds of audio in a batch.")] = 120.0,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     speaker: Annotated[list[str] | None, typer.Option(help="Only these speakers.")] = None,
-    record: Annotated[bool, typer.Option(help="Add the result to results/evaluate.jsonl.")] = False,
+    record: Annotated[bool, typer.Option(help="Add the result to the folder of --results.")] = False,
+    results: Annotated[Path, typer.Option(help="Where --record writes.")] = Path("results"),
     as_json: Json = False,
 ) -> None:
-    """Word and character error rate with a 95 % interval; fails if a batch does not give what single files give."""
-    from .evaluate import evaluate_folder
+    """Word and character error rate with a 95 % interval; fails if a batch does not give what single files give.
 
-    result = evaluate_folder(
-        model, data, limit=limit, out=out, batch_seconds=batch_seconds, device=device, speakers=tuple(speaker or ())
-    )
-    if record:
-        from . import records
+    Several --model, --join or --tau are measured one after the other, the audio read once. A model that enhances is
+    judged by SI-SNRi, PESQ and STOI on the same speech with noise.
+    """
+    from typing import Any
 
-        figures = {k: v for k, v in result.items() if isinstance(v, int | float)}
-        records.write(
-            "evaluate",
-            what="wer",
-            model=model,
-            data=data,
-            figures=figures,
-            interval=result["wer_interval"],
-            unit="percent",
-        )
+    from . import judge
+
+    judging: Any = judge  # that, or evaluate: both have the same three functions
+    options: dict[str, Any] = {"limit": limit, "out": out, "device": device, "speakers": tuple(speaker or ())}
+    if any(map(judge.enhances, model)):
+        options |= {"kind": noise, "snr": snr}
+    else:
+        from . import evaluate as judging
+
+        options |= {"join": join or (), "tau": tau or (), "batch_seconds": batch_seconds}
+    found = judging.evaluate_folders(model, data, **options)
+    for result in found:
+        if record:
+            judging.write_record(result, results)
+        if not as_json:
+            print(judging.show(result, several=len(found) > 1))
     if as_json:
-        print(json.dumps(result))
-        return
-    low, high = result["wer_interval"]
-    print(f"WER {result['wer']:.2f} % ({low:.2f} to {high:.2f}), CER {result['cer']:.2f} %, ", end="")
-    print(f"{result['utterances']} utterances, real-time factor {result['real_time_factor']:.4f}")
+        print(json.dumps(found[0] if len(found) == 1 else found))
 
 
 @app.command()
@@ -135,7 +140,7 @@ def compact(
     weights: Annotated[str, typer.Option(help="int8, float16 or float32.")] = "int8",
 ) -> None:
     """Write a model again with smaller weights: int8 per channel, or 16 bit."""
-    from . import load
+    from .families import load
     from .surgery import save
 
     print(save(load(model), out, weights=weights))
@@ -145,15 +150,18 @@ def compact(
 def transcribe(
     files: Annotated[list[str], typer.Argument(help="Audio files; - is stdin.")],
     model: Annotated[str, typer.Option(help="Model folder, Hugging Face folder or hub id.")] = "default",
-    backend: Annotated[str | None, typer.Option(help="onnx or torch; onnx where the model has model.onnx.")] = None,
+    backend: Annotated[str | None, typer.Option(help="onnx, torch or mlx; onnx where there is a model.onnx.")] = None,
     form: Annotated[str, typer.Option("--format", help="txt, srt, vtt or json.")] = "txt",
     out: Annotated[Path | None, typer.Option(help="Write one file each into this folder.")] = None,
-    chunk: Annotated[float | None, typer.Option(help="Hear so many seconds at a time, and not all at once.")] = None,
+    chunk: Annotated[
+        float | None, typer.Option(help="Hear so many seconds at a time, and not all at once; not exact.")
+    ] = None,
+    latency: Annotated[float | None, typer.Option(help="Look no more than so many seconds ahead.")] = None,
 ) -> None:
     """Print what is said in audio files, or write it as text, subtitles or JSON with the time of every word."""
     from .transcribe import transcribe_files
 
-    if transcribe_files(files, model, backend=backend, form=form, out=out, chunk=chunk):
+    if transcribe_files(files, model, backend=backend, form=form, out=out, chunk=chunk, latency=latency):
         raise typer.Exit(1)
 
 
@@ -161,14 +169,17 @@ def transcribe(
 def export(
     model: Annotated[str, typer.Argument(help="Model folder, Hugging Face folder or hub id.")],
     out: Annotated[Path, typer.Option(help="Folder to write; the model's own will do.")],
-    to: Annotated[str, typer.Option(help="onnx.")] = "onnx",
-    weights: Annotated[str, typer.Option(help="float32 or int8.")] = "float32",
+    to: Annotated[str, typer.Option(help="onnx or mlx.")] = "onnx",
+    weights: Annotated[
+        str | None, typer.Option(help="onnx: float32 (unless told) or int8; mlx: float16 (unless told) or float32.")
+    ] = None,
+    latency: Annotated[float | None, typer.Option(help="Look no more than so many seconds ahead, for good.")] = None,
 ) -> None:
     """Write a model for a runtime without torch."""
     from .errors import choose
     from .export import TARGETS
 
-    print(choose(to, TARGETS, "export")(model, out, weights=weights))
+    print(choose(to, TARGETS, "export")(model, out, weights=weights, latency=latency))
 
 
 @app.command()
@@ -236,6 +247,94 @@ def bench_layer(
         _console().print(bench.layer_table(rows))
 
 
+@app.command()
+def report(
+    out: Annotated[Path, typer.Option(help="Folder for the page, index.html.")] = Path("runs/report"),
+    results: Annotated[Path, typer.Option(help="Folder of the records.")] = Path("results"),
+    readme: Annotated[Path, typer.Option(help="The file whose marked tables are made again.")] = Path("README.md"),
+    check: Annotated[bool, typer.Option("--check", help="Write nothing; fail if a marked table differs.")] = False,
+) -> None:
+    """Make the README's tables and the evidence page, ours beside the paper's, from records alone."""
+    from .report import report as run
+
+    page = run(out, results, readme, check)
+    print(f"the tables of {readme} are those of {results}" if check else page)
+
+
+@app.command()
+def show(
+    file: Annotated[str, typer.Argument(help="An audio file.")],
+    model: Annotated[str, typer.Option(help="Model folder, Hugging Face folder or hub id.")] = "default",
+    out: Annotated[Path, typer.Option("--out", "-o", help="FILE.html, with the audio in it, or FILE.png.")] = Path(
+        "runs/show.html"
+    ),
+    start: Annotated[float, typer.Option(help="Seconds into the recording to start at.")] = 0.0,
+    seconds: Annotated[float, typer.Option(help="Seconds to show, up to 30.")] = 12.0,
+    sweep: Annotated[Path | None, typer.Option(help="Folder of an `lpa sweep`: what it says of each layer.")] = None,
+) -> None:
+    """Draw a recording as a model hears it: waveform, words, and where every layer looks and how wide."""
+    from .show import show as run
+
+    print(run(file, model, out, start=start, seconds=seconds, sweep=sweep))
+
+
+@bench_app.command("model")
+def bench_model(
+    model: Annotated[str | None, typer.Argument(help="Model folder; else fresh weights of --size.")] = None,
+    size: Annotated[str, typer.Option(help="wav2vec2-base or whisper-base.")] = "wav2vec2-base",
+    mixer: Annotated[
+        list[str] | None, typer.Option(help="In every layer of --size; several make several rows.")
+    ] = None,
+    seconds: Annotated[str, typer.Option(help="Lengths of audio.")] = "10,30,60,120,600",
+    backend: Annotated[str, typer.Option(help="torch, or onnx with torch beside it.")] = "torch",
+    precision: Annotated[str, typer.Option(help="fp32 or int8, of ONNX Runtime.")] = "fp32",
+    rounds: Annotated[int, typer.Option(min=1, help="Times each is run, in turn.")] = 5,
+    attention_up_to: Annotated[float, typer.Option(help="Seconds beyond which attention is left out.")] = 120,
+    memory: Annotated[
+        bool, typer.Option(help="Run each once more, in its own process, for its peak of memory.")
+    ] = True,
+    cpu_time: Annotated[bool, typer.Option(help="Count processor time: for machines that others use too.")] = False,
+    record: Annotated[bool, typer.Option(help="Add the rows to results/bench.jsonl.")] = False,
+    as_json: Json = False,
+) -> None:
+    """A converted model against its twin with attention and one with windows: whole, by parts, memory."""
+    from .bench import commands
+
+    settings = {"size": size, "mixers": mixer or (), "backend": backend, "precision": precision, "rounds": rounds}
+    more = {"attention_up_to": attention_up_to, "memory": memory, "cpu_time": cpu_time}
+    commands.show_models(model, seconds, {**settings, **more}, record, as_json)
+
+
+@bench_app.command("peers")
+def bench_peers(
+    data: Annotated[str, typer.Option(help="LibriSpeech folder or JSONL manifest.")],
+    limit: Annotated[int | None, typer.Option(min=1, help="Only this many utterances.")] = None,
+    model: Annotated[list[str] | None, typer.Option(help="Model folders of ours, beside the others.")] = None,
+    folder: Annotated[list[str] | None, typer.Option(help="NAME=FOLDER: weights of one of the others.")] = None,
+    record: Annotated[bool, typer.Option(help="Add the rows to results/bench.jsonl.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Other recognisers on the same files, those that are installed: errors, speed, memory."""
+    from .bench import commands
+
+    commands.show_peers(data, limit, folder or [], model or [], record, as_json)
+
+
+@bench_app.command("roofline")
+def bench_roofline(
+    frames: Annotated[int, typer.Option(min=1, help="Frames.")] = 6000,
+    dim: Annotated[int, typer.Option(min=1, help="Model width.")] = 768,
+    heads: Annotated[int, typer.Option(min=1, help="Heads of the attention.")] = 12,
+    rounds: Annotated[int, typer.Option(min=1, help="Times each is run, in turn.")] = 15,
+    record: Annotated[bool, typer.Option(help="Add the rows to results/bench.jsonl.")] = False,
+    as_json: Json = False,
+) -> None:
+    """What a layer must cost on this machine, from measured bandwidth and arithmetic: 12 pulses against 36."""
+    from .bench import commands
+
+    commands.show_roofline(frames, dim, heads, rounds, record, as_json)
+
+
 conversion.register(app)
 
 
@@ -253,7 +352,8 @@ def main() -> None:
         print(f"lpa: {error}", file=sys.stderr)
         sys.exit(1)
     except ModuleNotFoundError as error:
-        extra = {"torch": "torch", "transformers": "torch", "accelerate": "train", "jiwer": "train", "onnx": "onnx"}
+        extra = {"torch": "torch", "transformers": "torch", "onnx": "onnx"}
+        extra |= dict.fromkeys(("accelerate", "jiwer", "matplotlib"), "train")
         name = (error.name or "").split(".")[0]
         if name not in extra:
             raise

@@ -36,9 +36,9 @@ def describe_layer(model: SpeechModel, site: Site) -> dict[str, Any]:
     swapped = model.swaps.get(site.index)
     cost = {}
     for seconds in SECONDS:
-        frames = model.frames(seconds * model.sample_rate)
+        frames, pace = model.sequence(site, seconds * model.sample_rate)
         each = attention_mflop(site.dim, frames) if swapped is None else module.mflop_per_frame()
-        cost[str(seconds)] = round(each * model.frame_rate, 3)
+        cost[str(seconds)] = round(each * pace, 3)
     reach = None if swapped is None or module.reach is None else list(module.reach)
     return {
         "index": site.index,

@@ -10,16 +10,19 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 NO_TORCH = (
-    *("audio", "bench", "cli", "data", "errors", "ggml", "journal"),
+    *("audio", "bench", "bench.commands", "bench.model", "bench.peers", "bench.roofline"),
+    *("cli", "data", "errors", "ggml", "journal"),
     *("noise", "plan", "recipe", "records", "score", "sources", "tokens"),
-    *("align", "export", "formats", "run", "run.front", "run.onnx", "transcribe"),
-    *("convert.commands", "convert.config", "convert.order", "convert.planner", "convert.progress"),
+    *("align", "export", "formats", "run", "run.field", "run.front", "run.onnx", "stream", "transcribe"),
+    *("report", "report.page", "report.readme"),
+    *("convert.commands", "convert.config", "convert.order", "convert.planner", "convert.progress", "convert.table"),
 )
 VERBS = [
     *("inspect", "evaluate", "train", "import-whisper", "compact", "transcribe", "export", "enhance"),
-    *("data", "data check", "bench", "bench layer"),
+    *("data", "data check", "bench", "bench layer", "bench model", "bench peers", "bench roofline"),
 ]
-VERBS += ["sweep", "convert", "control", "ablate", "plan"]
+VERBS += ["report", "show"]
+VERBS += ["sweep", "convert", "control", "ablate", "plan", "table"]
 HELP_SECONDS = 0.3
 # A path of one machine, or a host that packages are fetched from.
 PRIVATE = re.compile(

@@ -279,7 +279,7 @@ def test_settings_are_checked():
         ("wav2vec2", {"add_adapter": True}, "add_adapter"),
         ("whisper", {"d_model": 30, "encoder_attention_heads": 4}, "not valid.*divisible"),
         ("whisper", {"mel_floor": "low"}, "mel_floor 'low'"),
-        ("whispr", {}, "no family 'whispr'; have data2vec-audio, hubert, wav2vec2, wavlm, whisper"),
+        ("whispr", {}, "no family 'whispr'; have data2vec-audio, hubert, sepformer, wav2vec2, wavlm, whisper"),
     ]:
         with pytest.raises(LpaError, match=says):
             create(family, config)
