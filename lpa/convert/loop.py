@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 import shutil
 import time
 from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +41,7 @@ from .stages import (
 )
 
 FINAL = 10_000  # the final tuning's number where seeds are derived
+PLACED_SECONDS = 2000.0  # of speech, from which is found what position alone tells
 
 
 def convert(config: ConvertConfig, out: Path, record: Path | None = None) -> Path:
@@ -246,7 +249,9 @@ class Conversion:
         if self.told is None:
             assert self.teacher is not None
             with measuring(self.session, self.teacher):
-                self.told = told_by_position(self.teacher, self.session.hear(training=True))
+                enough = math.ceil(PLACED_SECONDS / self.config.batch_seconds)
+                heard = islice(self.session.hear(training=True), enough)
+                self.told = told_by_position(self.teacher, heard)
         return without_positions(plain, model, self.told)
 
     def guard(self, model: SpeechModel, keeper: Keeper) -> Callable[..., None]:

@@ -22,6 +22,7 @@ from .base import (
 )
 from .blocks import key_blocks, query_blocks, remember, unblock, valid_frames, window_means
 
+PACE = 30.0  # a learned score is this times its parameter: at a weight's pace of learning it would take ages to matter
 NEVER = -1e9  # a score no softmax will ever choose; finite, so that a row of nothing but padding stays finite too
 
 
@@ -124,7 +125,7 @@ class Window(QueryMixer):
     def scores(self, offset: Tensor, seen: Tensor) -> Tensor:
         """What a key's place adds, (·, H or 1, L, S); offset (L, S) is from the window's start, seen (·, L, S)."""
         bias = torch.where(seen, 0.0, NEVER).unsqueeze(1)
-        return bias if self.places is None else bias + self.places[:, offset.clamp(0, 2 * self.side)]
+        return bias if self.places is None else bias + PACE * self.places[:, offset.clamp(0, 2 * self.side)]
 
     def definition(self, x: Tensor, mask: Tensor | None = None) -> Mixed:
         """Full attention with everything outside the window masked: n×n, for the tests."""
@@ -212,7 +213,7 @@ class Pyramid(QueryMixer):
         seen = (counts > 0) & (hi <= self.config.block + self.right)
         scores += torch.where(seen, counts.clamp(min=1).log(), NEVER).unsqueeze(2)
         if self.places is not None:
-            scores += self.places.transpose(0, 1)[torch.arange(x.shape[1]) % self.config.block]  # (T, H, P)
+            scores += PACE * self.places.transpose(0, 1)[torch.arange(x.shape[1]) % self.config.block]  # (T, H, P)
         y = torch.einsum("bthp,btphe->bthe", scores.softmax(-1), v).flatten(2).to(x.dtype)
         return Mixed(blank_padding(self.out(y), mask))
 
@@ -242,7 +243,7 @@ class Pyramid(QueryMixer):
 
     def scores(self, bias: Tensor) -> Tensor:
         """What the number of a window's frames adds, (N, 1, 1, P), and its place: (N, H or 1, block or 1, P)."""
-        return bias if self.places is None else bias + self.places
+        return bias if self.places is None else bias + PACE * self.places
 
     def _cover(self, valid: Tensor, pad: int) -> tuple[list[Tensor], Tensor]:
         """The share of each far window that is in the recording, and what the number of its frames adds to a score."""

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ..errors import LpaError
 from ..families.base import SpeechModel
 from ..mixers import LPA, projections
-from ..mixers.attention import NEVER, Pyramid, Window
+from ..mixers.attention import NEVER, PACE, Pyramid, Window
 from ..mixers.blocks import valid_frames
 from ..mixers.lpa import EPS
 from ..mixers.plain import Conv, DynConv, NoMixer, Summary
@@ -122,7 +122,7 @@ def window_looks(mixer: Window, x: Tensor) -> Tensor:
     assert mixer.reach is not None
     back, ahead = mixer.reach
     if mixer.places is not None:
-        scores = scores + mixer.places[:, (offset + back).clamp(0, 2 * back)]
+        scores = scores + PACE * mixer.places[:, (offset + back).clamp(0, 2 * back)]
     return scores.masked_fill((offset < -back) | (offset > ahead), NEVER).softmax(-1)
 
 
@@ -147,7 +147,7 @@ def pyramid_looks(mixer: Pyramid, x: Tensor) -> Tensor:
             first, end = max(0, start + a), min(frames, start + b)
             if first < end and b <= block + mixer.right:
                 spans.append((first, end))
-                place = 0.0 if mixer.places is None else mixer.places[:, : rows.stop - start, window]
+                place = 0.0 if mixer.places is None else PACE * mixer.places[:, : rows.stop - start, window]
                 means.append(scores[:, rows, first:end].mean(-1) + math.log(end - first) + place)
         for (a, b), share in zip(spans, torch.stack(means, -1).softmax(-1).unbind(-1), strict=True):
             heads[:, rows, a:b] += share.unsqueeze(-1) / (b - a)

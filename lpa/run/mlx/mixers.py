@@ -14,6 +14,7 @@ from .weights import Weights
 
 NEVER = -3e4  # a score no softmax will ever choose; finite in float16 too
 AT_ONCE = 256  # blocks whose keys are laid out together: memory that does not grow with the recording
+PACE = 30.0  # as in lpa.mixers.attention
 
 
 def attend(q: mx.array, k: mx.array, v: mx.array, heads: int, dtype: mx.Dtype, mask: mx.array | None) -> mx.array:
@@ -74,7 +75,7 @@ class Window(QueryMixer):
 
     def __init__(self, weights: Weights, dim: int, heads: int, config: dict[str, Any]):
         super().__init__(weights, dim, heads, config)
-        self.places = weights.exact("places", heads, 2 * config["side"] + 1) if config["places"] else None
+        self.places = PACE * weights.exact("places", heads, 2 * config["side"] + 1) if config["places"] else None
 
     def __call__(self, x: mx.array, flow: Flow) -> mx.array:
         side, block = self.config["side"], self.config["block"]
@@ -112,7 +113,8 @@ class Pyramid(QueryMixer):
         self.cut = mx.array([row[::-1] for row in rows] + rows)  # (2·count, block): the block before, the block after
         ends = list(accumulate(far))  # of the windows after a block, counted from its end
         right = ends[-1] if config["right"] is None else config["right"]
-        self.places = weights.exact("places", heads, self.block, len(self.widths)) if config["places"] else 0.0
+        places = (heads, self.block, len(self.widths))
+        self.places = PACE * weights.exact("places", *places) if config["places"] else 0.0
         self.seen = mx.array([True] * (self.block + len(far)) + [end <= right for end in ends])  # (P,)
 
     def __call__(self, x: mx.array, flow: Flow) -> mx.array:
