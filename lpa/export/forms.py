@@ -6,13 +6,15 @@ Each stands for what FORMS names, for recordings without padding, and is tested 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from unittest.mock import patch
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..families import wav2vec2, whisper
+from ..mixers import attention, blocks, frames
 from ..mixers.attention import Pyramid
 from ..mixers.base import Mixed
 from ..mixers.pulses import Positional
@@ -85,22 +87,26 @@ def no_padding(lengths: Tensor | None, frames: int) -> None:
     """The mask of one recording on its own."""
 
 
-FORMS = {
-    "lpa.families.wav2vec2.padding_mask": no_padding,
-    "lpa.families.whisper.padding_mask": no_padding,
-    "lpa.mixers.attention.Pyramid._far_means": far_means,
-    "lpa.mixers.attention.Pyramid.mix": mix_pyramid,
-    "lpa.mixers.attention.key_blocks": key_blocks,
-    "lpa.mixers.blocks.block_count": block_count,  # as query_blocks has it
-    "lpa.mixers.frames.key_blocks": key_blocks,
-    "lpa.mixers.pulses.Positional.gates": positional_gates,
-}
+FORMS: list[tuple[Any, str, Any]] = [  # where, what it is called there, what stands for it
+    (wav2vec2, "padding_mask", no_padding),
+    (whisper, "padding_mask", no_padding),
+    (Pyramid, "_far_means", far_means),
+    (Pyramid, "mix", mix_pyramid),
+    (attention, "key_blocks", key_blocks),
+    (blocks, "block_count", block_count),  # as query_blocks has it
+    (frames, "key_blocks", key_blocks),
+    (Positional, "gates", positional_gates),
+]
 
 
 @contextmanager
 def onnx_forms() -> Iterator[None]:
     """Inside, the mixers compute in these forms, for one recording at a time."""
-    with ExitStack() as stack:
-        for place, form in FORMS.items():
-            stack.enter_context(patch(place, form))
+    kept = [getattr(place, name) for place, name, _ in FORMS]
+    try:
+        for place, name, form in FORMS:
+            setattr(place, name, form)
         yield
+    finally:
+        for (place, name, _), was in zip(FORMS, kept, strict=True):
+            setattr(place, name, was)
