@@ -12,28 +12,9 @@ import torch
 from tiny_models import make
 
 import lpa
-from lpa import cli
 from lpa.surgery import save, swap
 
 GGML_MAGIC = b"lmgg"  # as little-endian bytes
-
-
-@pytest.fixture
-def run(monkeypatch, capsys, tmp_path):
-    """Run a command as main() does: (exit code, stdout, stderr). In this process: torch takes seconds to import."""
-    monkeypatch.chdir(tmp_path)
-
-    def call(*arguments) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["lpa", *map(str, arguments)])
-        capsys.readouterr()
-        code = 0
-        try:
-            cli.main()
-        except SystemExit as end:
-            code = end.code or 0
-        return code, *capsys.readouterr()
-
-    return call
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import soundfile
 import torch
+from tiny_models import make_sepformer
 
 from lpa.enhance import Level, clean, enhance, enhance_files, load, margin_of, run
 from lpa.errors import LpaError
@@ -22,12 +23,7 @@ TINY = {"width": 16, "heads": 4, "ffn": 24, "blocks": 1, "intra_layers": 1, "int
 
 
 def tiny(**changes) -> SepFormer:
-    torch.manual_seed(0)
-    model = SepFormer.create("sepformer", {**TINY, **changes})
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.2 * torch.randn_like(parameter))
-    return model
+    return make_sepformer(TINY, **changes)
 
 
 def bounded() -> SepFormer:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tiny_models import make_sepformer
 from torch import nn
 
 from lpa.denoise import negative_si_snr
@@ -97,13 +98,7 @@ torch.save({"parameters": sorted(found), "cases": cases}, f"{out}/theirs.pt")
 
 
 def tiny(**changes) -> SepFormer:
-    """Always with the same weights, moved off their start, so that nothing is hidden by a zero or a one."""
-    torch.manual_seed(0)
-    model = SepFormer.create("sepformer", {**TINY, **changes})
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.2 * torch.randn_like(parameter))
-    return model
+    return make_sepformer(TINY, **changes)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("speechbrain") is None, reason="speechbrain is not installed")

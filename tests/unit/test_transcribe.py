@@ -16,7 +16,7 @@ import soundfile
 import torch
 from tiny_models import make
 
-from lpa import audio, cli, transcribe
+from lpa import audio, transcribe
 from lpa.errors import LpaError
 from lpa.run import DEFAULT
 from lpa.run.torch import TorchListener
@@ -48,25 +48,6 @@ def tiny():
 @pytest.fixture(scope="module")
 def folder(tiny, tmp_path_factory) -> Path:
     return save(tiny, tmp_path_factory.mktemp("models") / "tiny")
-
-
-@pytest.fixture
-def run(monkeypatch, capsys, tmp_path):
-    """Run a command as main() does: (exit code, stdout, stderr)."""
-    monkeypatch.chdir(tmp_path)
-
-    def call(*arguments, stdin: bytes = b"") -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["lpa", *map(str, arguments)])
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
-        capsys.readouterr()
-        code = 0
-        try:
-            cli.main()
-        except SystemExit as end:
-            code = end.code or 0
-        return code, *capsys.readouterr()
-
-    return call
 
 
 # --- sources

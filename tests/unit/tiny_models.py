@@ -3,6 +3,7 @@
 import torch
 
 from lpa.families import create
+from lpa.families.sepformer import SepFormer
 
 torch.set_num_threads(1)
 
@@ -47,3 +48,13 @@ def batch():
     """
     generator = torch.Generator().manual_seed(1)
     return 0.1 + 0.3 * torch.randn(4, 12000, generator=generator), torch.tensor([12000, 7000, 0, 4500])
+
+
+def make_sepformer(config: dict, **changes) -> SepFormer:
+    """Always with the same weights, moved off their start, so that nothing is hidden by a zero or a one."""
+    torch.manual_seed(0)
+    model = SepFormer.create("sepformer", {**config, **changes})
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.2 * torch.randn_like(parameter))
+    return model
