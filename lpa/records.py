@@ -102,12 +102,17 @@ def check(record: Any, where: str) -> None:
 
 
 def commit(folder: Path | str | None = None) -> str:
-    """The commit of the code that runs, +dirty where files differ from it; outside a repository: LPA_COMMIT."""
+    """The commit of the code that runs, +dirty where code differs from it; outside a repository: LPA_COMMIT.
+
+    Records, and what is written from them, are no code: a second measurement is as clean as the first.
+    """
     folder = Path(folder or Path(__file__).parent)
     head = _git(folder, "rev-parse", "HEAD")
     if not head:
         return os.environ.get("LPA_COMMIT", "")
-    return f"{head}+dirty" if _git(folder, "status", "--porcelain", "--untracked-files=no") else head
+    code = (":/", ":(top,exclude)*.jsonl", ":(top,exclude)*.md")
+    changes = ("status", "--porcelain", "--untracked-files=no", "--", *code)
+    return f"{head}+dirty" if _git(folder, *changes) else head
 
 
 def _git(folder: Path, *arguments: str) -> str:

@@ -48,6 +48,12 @@ def test_changes_are_told(repository):
     assert records.commit() == f"{clean}+dirty"
 
 
+def test_records_are_no_changes(repository):
+    (repository / "bench.jsonl").write_text("{}\n")
+    subprocess.run(["git", "-C", str(repository), "add", "bench.jsonl"], check=True)
+    assert len(records.commit()) == 40
+
+
 def test_outside_a_repository(tmp_path, monkeypatch):
     monkeypatch.setattr(records, "__file__", str(tmp_path / "records.py"))
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
