@@ -17,7 +17,7 @@ lint: $(READY)
 	@$(BIN)/mypy
 
 $(READY): pyproject.toml constraints.txt
-	@echo "Setting up $(VENV): Python packages, about 1.5 GB with torch; this happens once."
+	@echo "Setting up $(VENV): Python packages, about 1.7 GB with torch; this happens once."
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "lpa needs Python 3.11 or newer; type: make PYTHON=python3.12 …")'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "  torch (CPU build) …" && $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch

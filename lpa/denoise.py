@@ -130,10 +130,7 @@ class NoisyFeed(Feed):
         world: int,
     ) -> Batch:
         """This process's rows of the batch `whole` (indices of pieces), with the noise that the step says."""
-        rows = np.arange(len(whole))[rank::world]
-        weights = torch.ones(max(1, len(rows)), device=self.device)
-        if not len(rows):  # fewer pieces than processes: hear one, count none
-            rows, weights = np.zeros(1, np.int64), weights * 0
+        rows, weights = self.share(len(whole), rank, world)
         draws = augment.draw(replace(config, noise=1.0), step, np.full(len(whole), config.crop_seconds)).rows(rows)
         rng = np.random.default_rng((config.seed, step, 1))
         kinds = rng.choice(config.noise_kinds, len(whole))[rows]

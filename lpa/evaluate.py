@@ -22,6 +22,7 @@ from .audio import RATE
 from .data import AudioBank, open_source
 from .errors import LpaError
 from .families.base import SpeechModel
+from .journal import bar
 from .run.torch import TorchListener
 from .score import Score, score
 from .surgery import mixer_at
@@ -299,13 +300,13 @@ def evaluate_folders(
     networks = {name: load(name, device=device, dtype=torch.float32) for name in models}
     found = []
     with Progress(console=Console(stderr=True), transient=True) as bars:
-        bank = AudioBank([source], progress=_bar(bars, "reading"))
+        bank = AudioBank([source], progress=bar(bars, "reading"))
         banks = {seconds: bank if seconds is None else Joined(bank, seconds) for seconds in join or (None,)}
         for name, seconds, at in cases:
             network = networks[name]
             if at is not None:
                 set_gates(network, at)
-            heard, tell = banks[seconds], _bar(bars, "transcribing")
+            heard, tell = banks[seconds], bar(bars, "transcribing")
             result = evaluate(network, heard, batch_seconds=batch_seconds, check=check, progress=tell)
             if out:
                 lines = (
@@ -363,8 +364,3 @@ def show(result: dict[str, Any], several: bool) -> str:
         f"CER {result['cer']:.2f} %, {result['utterances']} utterances, "
         f"real-time factor {result['real_time_factor']:.4f}{chunks}"
     )
-
-
-def _bar(bars, name: str) -> Callable[[int, int], None]:
-    task = bars.add_task(name, total=None)
-    return lambda done, total: bars.update(task, completed=done, total=total)

@@ -131,10 +131,7 @@ class Feed:
         world: int,
     ) -> Batch:
         """This process's rows of the batch `whole` (indices into the bank), augmented as the step says."""
-        rows = np.arange(len(whole))[rank::world]
-        weights = torch.ones(max(1, len(rows)), device=self.device)
-        if not len(rows):  # fewer utterances than processes: hear one, count none
-            rows, weights = np.zeros(1, np.int64), weights * 0
+        rows, weights = self.share(len(whole), rank, world)
         draws = augment.draw(config, step, self.bank.lengths[whole] / RATE).rows(rows)
         index = whole[rows]
         samples = draws.lengths(self.bank.lengths[index])
@@ -148,6 +145,13 @@ class Feed:
             weights=weights,
             draws=draws,
         )
+
+    def share(self, count: int, rank: int, world: int) -> tuple[np.ndarray, Tensor]:
+        """Which rows of a batch of so many are this process's, and what each counts."""
+        rows = np.arange(count)[rank::world]
+        if not len(rows):  # fewer than there are processes: hear one, count none
+            return np.zeros(1, np.int64), torch.zeros(1, device=self.device)
+        return rows, torch.ones(len(rows), device=self.device)
 
     def _heard(
         self,

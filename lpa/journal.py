@@ -8,7 +8,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -75,7 +75,7 @@ class Ticker:
             self.bar.update(self.task, completed=place, text=text)
         elif self.active and (not pace or time.monotonic() - self.last >= self.every):
             self.last = time.monotonic()
-            left = f"  {(self.steps - place) / pace / 60:.1f} min left" if pace else ""
+            left = f"  {max(0.0, self.steps - place) / pace / 60:.1f} min left" if pace else ""
             print(f"{min(1, place / self.steps):4.0%}  {text}{left}", file=sys.stderr, flush=True)
 
     def __enter__(self) -> Ticker:
@@ -84,3 +84,9 @@ class Ticker:
     def __exit__(self, *_: object) -> None:
         if self.bar is not None:
             self.bar.stop()
+
+
+def bar(bars: Any, name: str) -> Callable[[int, int], None]:
+    """A bar more on a rich Progress: call it with what is done and what there is."""
+    task = bars.add_task(name, total=None)
+    return lambda done, total: bars.update(task, completed=done, total=total)

@@ -20,6 +20,7 @@ from .enhance import Level, clean, load, run
 from .errors import LpaError, choose
 from .families.sepformer import SepFormer
 from .families.speechbrain import is_speechbrain
+from .journal import bar
 from .plan import Plan
 from .score import mean_interval, si_snr
 
@@ -65,10 +66,10 @@ def evaluate_folders(
     found: list[dict[str, Any]] = []
     every: list[dict[str, Any]] = []
     with Progress(console=Console(stderr=True), transient=True) as bars:
-        bank = AudioBank([source], progress=_bar(bars, "reading"))
+        bank = AudioBank([source], progress=bar(bars, "reading"))
         for name in models:
             network = load(name, device)
-            result, lines = judge(network, bank, kind, snr, heard, progress=_bar(bars, "enhancing"))
+            result, lines = judge(network, bank, kind, snr, heard, progress=bar(bars, "enhancing"))
             found.append({"model": name, "data": str(data), "device": device, **result})
             every += [{"model": name, **line} for line in lines]
     if out:
@@ -178,11 +179,6 @@ def measures() -> dict[str, Callable[[np.ndarray, np.ndarray], float | None]]:
 def _mean(lines: list[dict[str, Any]], name: str) -> float | None:
     values = [line[name] for line in lines if line.get(name) is not None]
     return float(np.mean(values)) if values else None
-
-
-def _bar(bars, name: str) -> Callable[[int, int], None]:
-    task = bars.add_task(name, total=None)
-    return lambda done, total: bars.update(task, completed=done, total=total)
 
 
 def write_record(result: dict[str, Any], folder: Path) -> None:

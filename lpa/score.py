@@ -35,6 +35,21 @@ def normalise(text: str) -> str:
 
 
 @dataclass(frozen=True)
+class Measure:
+    """The one figure a model is judged by."""
+
+    name: str  # its key in records
+    label: str  # what people read
+    lower: bool  # is better
+
+    def no_worse(self, value: float, than: float) -> bool:
+        return value <= than if self.lower else value >= than
+
+
+MEASURES = {m.name: m for m in (Measure("wer", "WER %", lower=True), Measure("si_snri", "SI-SNRi dB", lower=False))}
+
+
+@dataclass(frozen=True)
 class Score:
     """Error rates in per cent, each with its bootstrap 95 % interval."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,21 +17,10 @@ from .errors import LpaError
 from .families.base import Output, SpeechModel
 from .feed import Batch, Feed, hear
 from .recipe import TrainConfig
+from .score import MEASURES, Measure
 
 Objective = Callable[[Output, Output | None, Batch], dict[str, tuple[float, losses.Part]]]
 Evaluation = Callable[[SpeechModel], dict[str, Any]]
-
-
-@dataclass(frozen=True)
-class Measure:
-    """The one figure a model is judged by."""
-
-    name: str  # its key in records
-    label: str  # what people read
-    lower: bool  # is better
-
-    def no_worse(self, value: float, than: float) -> bool:
-        return value <= than if self.lower else value >= than
 
 
 class Task(ABC):
@@ -56,7 +44,7 @@ class Task(ABC):
 
 
 class Transcription(Task):
-    measure = Measure("wer", "WER %", lower=True)
+    measure = MEASURES["wer"]
 
     def rejecter(self, model: SpeechModel, config: TrainConfig) -> Reject:
         fastest = max(augment.SPEED_ONE, round(config.speed[1] * augment.SPEED_ONE))
@@ -119,7 +107,7 @@ class Transcription(Task):
 
 
 class Enhancement(Task):
-    measure = Measure("si_snri", "SI-SNRi dB", lower=False)
+    measure = MEASURES["si_snri"]
 
     def rejecter(self, model: SpeechModel, config: TrainConfig) -> Reject:
         return denoise.rejecter(config.crop_seconds)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ..score import MEASURES
 from .config import ConvertConfig, read_json, write_json
 from .loop import convert
 
@@ -69,7 +70,7 @@ def render(found: dict[str, Any]):
 
     table = Table(title="each row adds one technique")
     table.add_column("configuration")
-    table.add_column({"wer": "WER %"}.get(found["measure"], "SI-SNRi dB"), justify="right")
+    table.add_column(MEASURES[found["measure"]].label, justify="right")
     table.add_column("points", justify="right")
     for row in found["rows"]:
         points = "" if row["points"] is None else f"{row['points']:+.2f}"

@@ -90,7 +90,7 @@ class Conversion:
         if self.session.lacks(self.folder(0)):
             self.finish(0, {"layers": [], self.key: self.session.judge(model), "stages": [], "seconds": 0.0}, None)
         self.steps = steps = order.groups(chosen, self.config.progressive)
-        table = progress.Steps(len(steps), self.session.main, self.key, self.session.measure.label)
+        table = progress.Steps(len(steps), self.session.main, self.session.measure)
         table.add(self.recorded(0), ran=False)
         if self.config.budget and self.recorded(0)[self.key] is None:
             raise LpaError(f"{self.config.model} has no CTC head, so it has no WER to keep within a budget")

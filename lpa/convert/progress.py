@@ -6,12 +6,14 @@ import sys
 import time
 from typing import Any
 
+from ..score import Measure
+
 
 class Steps:
     """Steps done, what they are judged by, and how long the rest will take at the pace of this run."""
 
-    def __init__(self, steps: int, active: bool, measure: str = "wer", label: str = "WER %"):
-        self.steps, self.active, self.measure, self.label = steps, active, measure, label
+    def __init__(self, steps: int, active: bool, measure: Measure):
+        self.steps, self.active, self.measure, self.label = steps, active, measure.name, measure.label
         self.rows: list[dict[str, Any]] = []
         self.began, self.before = time.monotonic(), 0
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import LpaError
+from ..score import MEASURES
 from .config import read_json
 
 CONTROL = "attention (control)"
@@ -100,7 +101,7 @@ def render(found: dict[str, Any]):
     """The table for a terminal."""
     from rich.table import Table
 
-    label = {"wer": "WER %"}.get(found["measure"], "SI-SNRi, dB")
+    label = MEASURES[found["measure"]].label
     table = Table(
         title=f"{label} by layers replaced" + (f", {found['data']}" if found["data"] else ", held-out speakers")
     )

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import LpaError
+from ..windows import PACE
 from .base import (
     Mixed,
     Mixer,
@@ -22,7 +23,6 @@ from .base import (
 )
 from .blocks import key_blocks, query_blocks, remember, unblock, valid_frames, window_means
 
-PACE = 30.0  # a learned score is this times its parameter: at a weight's pace of learning it would take ages to matter
 NEVER = -1e9  # a score no softmax will ever choose; finite, so that a row of nothing but padding stays finite too
 
 

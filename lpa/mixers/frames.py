@@ -7,34 +7,15 @@ multiplies block by block: dense products, no gathers of values, no loop over pu
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..windows import rungs
 from .base import exactly
 from .blocks import key_blocks, prefix_sum, query_blocks, remember, valid_frames
 
 BLOCK = 64  # frames of the band form computed together
-
-
-def rungs(count: int, reach: int) -> list[tuple[int, int]]:
-    """`count` windows [lo, hi) around a frame: the frame itself, then ever wider ones on both sides, up to the reach.
-
-    An even count adds the whole reach as its last window.
-    """
-    sides = (count - 1) // 2
-    growth = reach ** (1 / max(1, sides))
-    edges = [1]
-    for i in range(1, sides + 1):
-        edges.append(max(edges[-1] + 1, round(growth**i) + 1))
-    windows = [(0, 1)]
-    for near, far in pairwise(edges):
-        windows += [(near, min(far, reach + 1)), (1 - min(far, reach + 1), 1 - near)]
-    if count % 2 == 0:
-        windows.append((-reach, reach + 1))
-    return windows[:count]
 
 
 class Anchored(nn.Module):

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import LpaError
+from ..windows import rungs
 from .base import (
     Mixed,
     Mixer,
@@ -30,7 +31,7 @@ from .base import (
     split_heads,
 )
 from .blocks import valid_frames
-from .frames import BLOCK, Anchored, Ladder, pool_band, pool_frames, rungs
+from .frames import BLOCK, Anchored, Ladder, pool_band, pool_frames
 from .pulses import Aperiodic, Periodic, Positional, segment_sums
 
 EPS = 1e-6

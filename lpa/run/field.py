@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
 from typing import Any
 
 from ..errors import LpaError
 from ..plan import Swap
+from ..windows import pyramid_widths
 
 RATE = 16000  # samples a second, in every family
 
@@ -147,11 +147,6 @@ def choices_ahead(swap: Swap) -> list[int]:
         return []
     limit = c.get("right")
     return [frames for frames in found if limit is None or frames <= limit]
-
-
-def pyramid_widths(config: dict[str, Any]) -> list[int]:
-    """Where a pyramid's windows end beside its block, the block's own end first."""
-    return list(accumulate([*config["pieces"], *(config["block"] * s for s in config["steps"])], initial=0))
 
 
 # --- looking less far ahead

@@ -16,11 +16,12 @@ from torch import Tensor, nn
 from ..errors import LpaError
 from ..families.base import SpeechModel
 from ..mixers import LPA, projections
-from ..mixers.attention import NEVER, PACE, Pyramid, Window
+from ..mixers.attention import NEVER, Pyramid, Window
 from ..mixers.blocks import valid_frames
 from ..mixers.lpa import EPS
 from ..mixers.plain import Conv, DynConv, NoMixer, Summary
 from ..surgery import mixer_at
+from ..windows import PACE
 
 FAMILIES = ("aperiodic", "periodic", "positional")  # pulses anchored to the recording, in the order a head has them
 

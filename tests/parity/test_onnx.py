@@ -51,7 +51,8 @@ MODELS = {
         ],
     ),
     "positions": ("whisper", ["attention"]),
-    "waveform": ("wav2vec2-short", ["attention", "pyramid-places", "window-places", "ladder", "lpa", "lpa-hard"]),
+    # no hard gates here: where a gate's edge is within rounding of a frame, features equal to rounding move it by one
+    "waveform": ("wav2vec2-short", ["attention", "pyramid-places", "window-places", "ladder", "lpa"]),
     "position bias, norm first": ("wavlm-stable", ["conv", "attention"]),
 }
 
@@ -97,14 +98,12 @@ def pair(request, tmp_path_factory):
 
 def test_logits_agree_at_every_length(pair):
     wanted, found = pair
-    hard = any(swap.config.get("hard") for swap in wanted.model.swaps.values())
     heard = sounds(wanted)
     assert len(heard) >= 4
     for samples in heard:
         a, b = wanted.hear(samples), found.hear(samples)
         assert a.shape == b.shape
-        beyond = (np.abs(a - b).max(1) >= TOLERANCE).mean()  # a hard gate's edge may fall within rounding of a frame
-        assert beyond <= (0.01 if hard else 0), len(samples)
+        assert np.abs(a - b).max() < TOLERANCE, len(samples)
         assert a.std() > 0.01  # of something, not of zeros
     assert found.facts == wanted.facts
     assert (found.tokens, found.frame_rate) == (wanted.tokens, wanted.frame_rate)
@@ -152,7 +151,7 @@ def test_forms_leave_no_trace():
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
     """A model folder, exported into itself."""
-    folder = save(converted("whisper-fixed-floor", ["attention", "ladder"]), tmp_path_factory.mktemp("models") / "tiny")
+    folder = save(converted("whisper-fixed-floor", ["attention"]), tmp_path_factory.mktemp("models") / "tiny")
     assert export_onnx(str(folder), folder) == folder
     return folder
 
@@ -180,10 +179,17 @@ def test_one_folder_for_both(folder):
 
 def test_int8_is_smaller_and_near(folder, alone):
     sizes = [(path / "model.onnx").stat().st_size for path in (folder, alone)]
-    assert sizes[1] < sizes[0] - 20_000
+    assert sizes[1] < 0.85 * sizes[0]
     assert json.loads((alone / "plan.json").read_text())["weights"] == "int8"
     full, small = (OnnxListener(path).hear(audio.read(CLIP)) for path in (folder, alone))
     assert 0 < np.sqrt(np.square(full - small).mean()) < 0.1 * full.std(0).mean()
+
+
+def test_int8_with_products_of_stacked_matrices_runs(tmp_path):
+    folder = save(converted("whisper-fixed-floor", ["ladder"]), tmp_path / "ladder")
+    wanted = TorchListener(load(folder)).hear(audio.read(CLIP))
+    small = OnnxListener(export_onnx(str(folder), tmp_path / "int8", weights="int8")).hear(audio.read(CLIP))
+    assert 0 < np.sqrt(np.square(wanted - small).mean()) < 0.1 * wanted.std(0).mean()
 
 
 def test_a_graph_that_differs_is_not_written(folder, tmp_path, monkeypatch):

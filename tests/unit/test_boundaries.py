@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 NO_TORCH = (
     *("audio", "bench", "bench.commands", "bench.model", "bench.peers", "bench.roofline"),
     *("cli", "data", "errors", "ggml", "journal"),
-    *("noise", "plan", "recipe", "records", "score", "sources", "tokens"),
+    *("noise", "plan", "recipe", "records", "score", "sources", "tokens", "windows"),
     *("align", "export", "formats", "run", "run.field", "run.front", "run.onnx", "stream", "transcribe"),
     *("report", "report.page", "report.readme"),
     *("convert.commands", "convert.config", "convert.order", "convert.planner", "convert.progress", "convert.table"),

@@ -12,9 +12,10 @@ from mixer_cases import attention, padded, same_values_and_gradients, shake
 
 from lpa.errors import LpaError
 from lpa.mixers import build
-from lpa.mixers.frames import Anchored, rungs
+from lpa.mixers.frames import Anchored
 from lpa.mixers.lpa import LPAConfig
 from lpa.mixers.pulses import Aperiodic, Periodic, Positional, Segments, causal_convolution, segment_sums
+from lpa.windows import rungs
 
 CPU = torch.device("cpu")
 COUNTS = st.fixed_dictionaries(

@@ -156,14 +156,14 @@ def test_layers_together_are_layers_alone_and_a_stopped_sweep_goes_on(desk):
     for mine, theirs in zip(sweep(alone, desk / "alone")["layers"], together["layers"], strict=True):
         assert mine.keys() == theirs.keys()
         for key, value in mine.items():  # products in another order: equal to rounding
-            assert theirs[key] == (pytest.approx(value, rel=1e-4) if isinstance(value, float) else value), key
+            assert theirs[key] == (pytest.approx(value, rel=1e-6) if isinstance(value, float) else value), key
     kept = (desk / "alone" / "layer-00.json").stat().st_mtime_ns
     for name in ("sweep.json", "layer-01.json"):
         (desk / "alone" / name).unlink()
     for mine, theirs in zip(sweep(alone, desk / "alone")["layers"], together["layers"], strict=True):
         assert mine.keys() == theirs.keys()
         for key, value in mine.items():  # products in another order: equal to rounding
-            assert theirs[key] == (pytest.approx(value, rel=1e-4) if isinstance(value, float) else value), key
+            assert theirs[key] == (pytest.approx(value, rel=1e-6) if isinstance(value, float) else value), key
     assert (desk / "alone" / "layer-00.json").stat().st_mtime_ns == kept  # a finished layer is not done again
 
 

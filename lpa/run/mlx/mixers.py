@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from itertools import accumulate
 from typing import Any
 
 import mlx.core as mx
 
 from ...errors import LpaError, choose
+from ...windows import PACE, pyramid_widths
 from .layers import Conv, Flow, Linear, Mixer, gelu, key_blocks, product, query_blocks
 from .pulses import BLOCK, LPA, band, ladder_rows
 from .weights import Weights
 
 NEVER = -3e4  # a score no softmax will ever choose; finite in float16 too
 AT_ONCE = 256  # blocks whose keys are laid out together: memory that does not grow with the recording
-PACE = 30.0  # as in lpa.mixers.attention
 
 
 def attend(q: mx.array, k: mx.array, v: mx.array, heads: int, dtype: mx.Dtype, mask: mx.array | None) -> mx.array:
@@ -111,7 +110,7 @@ class Pyramid(QueryMixer):
             rows.append([1 / width if edge <= j < edge + width else 0.0 for j in range(self.block)])
             edge += width
         self.cut = mx.array([row[::-1] for row in rows] + rows)  # (2·count, block): the block before, the block after
-        ends = list(accumulate(far))  # of the windows after a block, counted from its end
+        ends = pyramid_widths(config)[1:]  # of the windows after a block, counted from its end
         right = ends[-1] if config["right"] is None else config["right"]
         places = (heads, self.block, len(self.widths))
         self.places = PACE * weights.exact("places", *places) if config["places"] else 0.0

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
 
+from ...windows import rungs
 from .layers import Conv, Flow, Linear, Mixer, gelu, key_blocks, product, query_blocks
 from .weights import Weights
 
@@ -114,21 +114,6 @@ def softplus(x: mx.array) -> mx.array:
 
 
 # --- windows anchored to the frame: each frame's weights over its neighbourhood, as rows of a band
-
-
-def rungs(count: int, reach: int) -> list[tuple[int, int]]:
-    """The ladder's windows [lo, hi): the frame itself, then ever wider ones on both sides, up to the reach."""
-    sides = (count - 1) // 2
-    growth = reach ** (1 / max(1, sides))
-    edges = [1]
-    for i in range(1, sides + 1):
-        edges.append(max(edges[-1] + 1, round(growth**i) + 1))
-    windows = [(0, 1)]
-    for near, far in pairwise(edges):
-        windows += [(near, min(far, reach + 1)), (1 - min(far, reach + 1), 1 - near)]
-    if count % 2 == 0:
-        windows.append((-reach, reach + 1))
-    return windows[:count]
 
 
 def sizes(frames: int, lo: mx.array, hi: mx.array) -> mx.array:
