@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from .noise import coloured
+from .noise import coloured, room
 from .recipe import TrainConfig
 
 SPEED_ONE = 4096  # speeds are whole multiples of 1/4096, so that positions in the audio are exact integers
 NOISE_COLOURS = (0.0, 0.5, 1.0, 1.5, 2.0)  # the power falls with frequency to this power: white, pink (1), brown (2)
 NOISE_SAMPLES = 1 << 18
+ROOMS, ROOM_SAMPLES = 128, 4096
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,7 @@ class Draws:
     noise: np.ndarray  # (B,) amplitude against the speech's
     colour: np.ndarray  # (B,) int64
     offset: np.ndarray  # (B,) int64, where in the noise it begins
+    room: np.ndarray  # (B,) int64; 0: none
     time_masks: np.ndarray  # (B, K, 2) start and width, as shares of the utterance
     feature_masks: np.ndarray  # (B, M, 2) start and width, as shares of the channels
 
@@ -58,7 +61,8 @@ def draw(config: TrainConfig, step: int, seconds: np.ndarray) -> Draws:
     masks = _masks(rng, widths, int(counts.max(initial=0)))
     masks[np.arange(masks.shape[1]) >= counts[:, None]] = 0
     features = _masks(rng, np.full(batch, config.feature_mask_share), config.feature_masks)
-    return Draws(speed, gain, noise, colour, offset, masks, features)
+    rooms = np.where(rng.random(batch) < config.room, rng.integers(1, ROOMS + 1, size=batch), 0)
+    return Draws(speed, gain, noise, colour, offset, rooms, masks, features)
 
 
 def _masks(rng: np.random.Generator, widest: np.ndarray, count: int) -> np.ndarray:
@@ -89,24 +93,41 @@ def gather(audio: Tensor, starts: np.ndarray, lengths: np.ndarray, speed: np.nda
     return curve.masked_fill_(position > (length - 1) * SPEED_ONE, 0)
 
 
-def noise_bank(seed: int, device: torch.device) -> Tensor:
-    """(colours, NOISE_SAMPLES) noise of unit power; each row goes on at its start when it ends."""
-    rows = [coloured(NOISE_SAMPLES, exponent, (seed, row)) for row, exponent in enumerate(NOISE_COLOURS)]
-    return torch.from_numpy(np.stack(rows)).to(device)
+class Surroundings(NamedTuple):
+    """What audio is perturbed with."""
+
+    noise: Tensor  # (colours, NOISE_SAMPLES) of unit power; each row goes on at its start when it ends
+    rooms: Tensor  # (ROOMS, ROOM_SAMPLES) impulse responses of unit power
 
 
-def perturb(audio: Tensor, lengths: Tensor, draws: Draws, bank: Tensor) -> Tensor:
-    """Add noise at its level against the speech, then apply the gain; the padding stays zero. audio (B, S)."""
-    if not draws.noise.any() and (draws.gain == 1).all():
+def surroundings(seed: int, device: torch.device) -> Surroundings:
+    noise = [coloured(NOISE_SAMPLES, exponent, (seed, row)) for row, exponent in enumerate(NOISE_COLOURS)]
+    rooms = [room(ROOM_SAMPLES, (seed, row)) for row in range(ROOMS)]
+    return Surroundings(*(torch.from_numpy(np.stack(rows)).to(device) for rows in (noise, rooms)))
+
+
+def perturb(audio: Tensor, lengths: Tensor, draws: Draws, around: Surroundings) -> Tensor:
+    """Speech (B, S) in its room, with noise at its level against it, at its gain; the padding stays zero."""
+    if not draws.noise.any() and not draws.room.any() and (draws.gain == 1).all():
         return audio
     place = torch.arange(audio.shape[1], device=audio.device)
     gain, level = (_column(x, audio.device, torch.float32) for x in (draws.gain, draws.noise))
+    if draws.room.any():
+        audio = in_rooms(audio, _column(draws.room, audio.device, torch.int64), around.rooms)
     if draws.noise.any():
         offset, colour = (_column(x, audio.device, torch.int64) for x in (draws.offset, draws.colour))
-        noise = bank[colour, (place + offset) % NOISE_SAMPLES]  # (B, S)
+        noise = around.noise[colour, (place + offset) % NOISE_SAMPLES]  # (B, S)
         loudness = (audio.square().sum(1) / lengths).sqrt().unsqueeze(1)
         audio = audio + noise * (loudness * level)
     return (audio * gain).masked_fill_(place >= lengths.unsqueeze(1), 0)
+
+
+def in_rooms(audio: Tensor, numbers: Tensor, rooms: Tensor) -> Tensor:
+    """Audio (B, S) convolved with the impulse responses of rooms `numbers` (B, 1), counted from 1; 0: as it is."""
+    size = audio.shape[1] + rooms.shape[1]  # so that no end comes round to the start
+    responses = rooms[(numbers.squeeze(1) - 1).clamp(min=0)]
+    heard = torch.fft.irfft(torch.fft.rfft(audio, size) * torch.fft.rfft(responses, size), size)[:, : audio.shape[1]]
+    return torch.where(numbers > 0, heard, audio)
 
 
 def mask_features(features: Tensor, lengths: Tensor, draws: Draws) -> Tensor:

@@ -123,7 +123,7 @@ class NoisyFeed(Feed):
         self,
         config: TrainConfig,
         frames: Callable[[int], int],
-        noise: Tensor,
+        around: augment.Surroundings,
         step: int,
         whole: np.ndarray,
         rank: int,

@@ -124,7 +124,7 @@ class Feed:
         self,
         config: TrainConfig,
         frames: Callable[[Any], Any],
-        noise: Tensor,
+        around: augment.Surroundings,
         step: int,
         whole: np.ndarray,
         rank: int,
@@ -135,7 +135,7 @@ class Feed:
         draws = augment.draw(config, step, self.bank.lengths[whole] / RATE).rows(rows)
         index = whole[rows]
         samples = draws.lengths(self.bank.lengths[index])
-        audio, lengths = self._heard(config, frames, index, samples, draws, noise)
+        audio, lengths = self._heard(config, frames, index, samples, draws, around)
         return Batch(
             audio=audio,
             lengths=lengths,
@@ -160,7 +160,7 @@ class Feed:
         index: np.ndarray,
         samples: np.ndarray,
         draws: augment.Draws,
-        noise: Tensor,
+        around: augment.Surroundings,
     ) -> tuple[Tensor, Tensor]:
         """A batch's audio and lengths: `samples` (B,) are what is left of each once the speed has changed."""
         step_samples = round(config.pad_seconds * RATE)
@@ -169,13 +169,14 @@ class Feed:
             min(-(-int(samples.max()) // step_samples) * step_samples, round(config.max_seconds * RATE)),
         )
         if self.kept is not None:
-            if (samples != self.bank.lengths[index]).any() or draws.noise.any() or (draws.gain != 1).any():
-                raise LpaError("what a front end made of plain audio is kept; turn speed, noise and gain_db off")
+            changed = draws.noise.any() or draws.room.any() or (draws.gain != 1).any()
+            if changed or (samples != self.bank.lengths[index]).any():
+                raise LpaError("what a front end made of plain audio is kept; turn speed, noise, room and gain_db off")
             ratio = round(self.kept.lengths.max() / frames(int(self.bank.lengths.max())))  # Whisper's are two a frame
             return self.kept.gather(index, ratio * frames(size))
         audio = augment.gather(self.audio, self.bank.offsets[index], self.bank.lengths[index], draws.speed, size)
         audio, lengths = audio.to(self.device), torch.from_numpy(samples).to(self.device, non_blocking=True)
-        return augment.perturb(audio, lengths, draws, noise), lengths
+        return augment.perturb(audio, lengths, draws, around), lengths
 
     def _targets(self, index: np.ndarray) -> Tensor:
         """(B, L) token ids; what lies past a transcript's end is never read."""

@@ -1,4 +1,7 @@
-"""Noise for speech: Gaussian, coloured, other voices; mixed at a given ratio, the same every time for the same seed."""
+"""What recordings have besides speech: noise (Gaussian, coloured, other voices) mixed at a given ratio, and rooms.
+
+All of it the same every time for the same seed.
+"""
 
 from __future__ import annotations
 
@@ -56,3 +59,27 @@ def babble(voices: Sequence[np.ndarray], samples: int, seed: Seed) -> np.ndarray
         start = int(rng.integers(len(voice)))
         total += np.take(voice, np.arange(start, start + samples), mode="wrap") / loudness
     return (total / np.sqrt(power(total))).astype(np.float32)
+
+
+def room(samples: int, seed: Seed, rate: int = 16000) -> np.ndarray:
+    """An impulse response (samples,) of unit power: the sound itself at once, unevenly, then a short tail of echoes."""
+    rng = np.random.default_rng(seed)
+    time = np.arange(samples) / rate
+    tail = rng.standard_normal(samples) * 10 ** (-3 * time / rng.uniform(0.1, 0.5))  # by 60 dB in that many seconds
+    tail[: rate // 500] = 0  # nothing comes back within 2 ms
+    tail *= 10 ** (rng.uniform(-25, -3) / 20) / np.sqrt(np.square(tail).sum())
+    tail[0] = 1
+    octaves = np.log2(np.maximum(np.fft.rfftfreq(2 * samples, 1 / rate), 62.5) / 62.5)  # 0 … 7
+    decibels = np.interp(octaves, np.arange(8), rng.normal(0, 4, 8))
+    spectrum = np.fft.rfft(tail, 2 * samples) * _no_later_than_needed(10 ** (decibels / 20))
+    response = np.fft.irfft(spectrum, 2 * samples)[:samples]
+    return (response / np.sqrt(np.square(response).sum())).astype(np.float32)
+
+
+def _no_later_than_needed(magnitudes: np.ndarray) -> np.ndarray:
+    """The spectrum with these magnitudes (F,) and the least delay (minimum phase), by folding the cepstrum."""
+    cepstrum = np.fft.irfft(np.log(magnitudes))
+    half = len(cepstrum) // 2
+    cepstrum[1:half] *= 2
+    cepstrum[half + 1 :] = 0
+    return np.exp(np.fft.rfft(cepstrum))

@@ -78,6 +78,7 @@ class TrainConfig:
     gain_db: Pair = option((0.0, 0.0), "range of gains")
     noise: float = option(0.0, "probability that coloured noise is added")
     noise_snr_db: Pair = option((10.0, 40.0), "range of its signal-to-noise ratio")
+    room: float = option(0.0, "probability that it sounds as in a room: an uneven response and a short tail")
     crop_seconds: float = option(4.0, "enhancement: speech is cut into pieces this long; what is shorter is left out")
     noise_kinds: tuple[str, ...] = option(
         ("white",),
@@ -130,7 +131,7 @@ class TrainConfig:
             low, high = getattr(self, name)
             if low > high or (name == "speed" and low <= 0):
                 raise LpaError(f"{name} must be a range [low, high], not [{low}, {high}]")
-        for name in ("warmup", "ema", "noise", "feature_mask_share", "lr_floor"):
+        for name in ("warmup", "ema", "noise", "room", "feature_mask_share", "lr_floor"):
             if not 0 <= getattr(self, name) <= 1:
                 raise LpaError(f"{name} must be between 0 and 1, not {getattr(self, name)}")
         if self.sources and (self.sources[0].rescan or min(s.share for s in self.sources) <= 0):

@@ -237,7 +237,7 @@ class Step:
 
     def __init__(self, run: Run, student: nn.Module, config: TrainConfig, teacher: SpeechModel | None, loss: Objective):
         self.run, self.student, self.config, self.teacher, self.loss = run, student, config, teacher, loss
-        self.noise = augment.noise_bank(config.seed, run.accelerator.device)
+        self.around = augment.surroundings(config.seed, run.accelerator.device)
         self.checked = False
 
     def __call__(self) -> tuple[dict[str, float], Tensor, Tensor]:
@@ -246,7 +246,7 @@ class Step:
         rank, world = accelerator.process_index, accelerator.num_processes
         whole = run.next_batch(any(s.rescan for s in config.sources))
         seed_step(config.seed, run.step, rank)
-        batch = run.feed.batch(config, run.model.frames, self.noise, run.step, whole, rank, world)
+        batch = run.feed.batch(config, run.model.frames, self.around, run.step, whole, rank, world)
         student = self.student(batch.audio, batch.lengths, batch.draws, bool(config.hidden_weight))
         self.check(student, batch)
         parts = self.loss(student, self.listen(batch), batch)

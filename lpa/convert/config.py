@@ -74,8 +74,11 @@ class Run:
             if key in DECIDED:
                 raise LpaError(f"train.{key}: the conversion decides this; leave it out")
         training = self.training(1)
-        if self.front_gb and (training.speed != (1, 1) or training.noise or training.gain_db != (0, 0)):
-            raise LpaError("front_gb keeps what the front end makes of plain audio; leave out speed, noise and gain_db")
+        changed = training.speed != (1, 1) or training.noise or training.room or training.gain_db != (0, 0)
+        if self.front_gb and changed:
+            raise LpaError(
+                "front_gb keeps what the front end makes of plain audio; leave out speed, noise, room and gain_db"
+            )
 
     def training(self, steps: int, **changes: Any) -> TrainConfig:
         """The training loop's settings for so many steps."""

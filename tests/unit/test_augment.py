@@ -17,10 +17,12 @@ FULL = TrainConfig(
     speed=(0.9, 1.1),
     gain_db=(-6.0, 6.0),
     noise=0.5,
+    room=0.5,
     time_masks=4.0,
     feature_masks=2,
     max_seconds=20.0,
 )
+CPU = torch.device("cpu")
 NOTHING = TrainConfig(family="whisper")
 SECONDS = np.array([1.0, 4.0, 9.5, 20.0])
 
@@ -70,7 +72,7 @@ def test_a_recipe_without_augmentation_changes_nothing():
     batch = augment.gather(audio, starts, lengths, draws.speed, 512)
     assert torch.equal(batch[0, :300], audio[:300].float() / 32768)
     assert torch.equal(batch[1, :500], audio[300:].float() / 32768)
-    assert augment.perturb(batch, torch.from_numpy(lengths), draws, torch.zeros(5, 8)) is batch
+    assert augment.perturb(batch, torch.from_numpy(lengths), draws, augment.surroundings(0, CPU)) is batch
     assert augment.mask_features(batch, torch.from_numpy(lengths), draws) is batch
 
 
@@ -102,7 +104,8 @@ def test_a_tone_played_faster_is_a_higher_tone():
 
 
 def test_noise_is_at_its_level_and_coloured():
-    bank = augment.noise_bank(0, torch.device("cpu"))
+    around = augment.surroundings(0, CPU)
+    bank = around.noise
     torch.testing.assert_close(bank.square().mean(1), torch.ones(len(bank)))
     power = torch.fft.rfft(bank).abs().square()
     low, high = power[:, 5000:10000].mean(1), power[:, 50000:100000].mean(1)  # ten times the frequency
@@ -112,17 +115,34 @@ def test_noise_is_at_its_level_and_coloured():
     audio[0], audio[1, :30000] = torch.randn(40000) * 0.1, torch.randn(30000) * 0.01
     draws = augment.draw(NOTHING, 0, np.array([2.5, 1.9]))
     draws.noise[:] = 0.1
-    noisy = augment.perturb(audio, lengths, draws, bank)
+    noisy = augment.perturb(audio, lengths, draws, around)
     for row, length in enumerate(lengths.tolist()):
         ratio = (noisy - audio)[row, :length].square().mean() / audio[row, :length].square().mean()
         assert 10 * ratio.log10() == pytest.approx(-20, abs=1.5)
     assert noisy[1, 30000:].abs().sum() == 0
 
 
+def test_a_room_is_a_convolution_that_begins_at_once():
+    rooms = augment.surroundings(0, CPU).rooms
+    torch.testing.assert_close(rooms.square().sum(1), torch.ones(len(rooms)))
+    assert (rooms[:, :32].square().sum(1) > 0.4).all()  # most of it within 2 ms: the words stay where they are
+    assert len(rooms.unique(dim=0)) == len(rooms)
+    torch.manual_seed(0)
+    audio, numbers = torch.randn(3, 6000), torch.tensor([[2], [0], [7]])
+    heard = augment.in_rooms(audio, numbers, rooms)
+    assert torch.equal(heard[1], audio[1])
+    for row in (0, 2):
+        wanted = np.convolve(audio[row].double(), rooms[numbers[row, 0] - 1].double())[:6000]
+        torch.testing.assert_close(heard[row].double(), torch.from_numpy(wanted), atol=1e-5, rtol=1e-5)
+    draws = augment.draw(FULL, 1, np.full(400, 2.0))
+    assert 150 < (draws.room > 0).sum() < 250
+    assert draws.room.max() <= len(rooms)
+
+
 def test_every_process_hears_its_rows_of_the_batch():
     lengths = np.array([4000, 9000, 7000])
     audio, starts = flat_audio(lengths)
-    bank = augment.noise_bank(FULL.seed, torch.device("cpu"))
+    around = augment.surroundings(FULL.seed, CPU)
     whole = augment.draw(FULL, 5, lengths / 16000)
 
     def hear(rows: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
@@ -130,7 +150,7 @@ def test_every_process_hears_its_rows_of_the_batch():
         heard = draws.lengths(lengths[rows])
         batch = augment.gather(audio, starts[rows], lengths[rows], draws.speed, int(heard.max()))
         own = torch.from_numpy(heard)
-        batch = augment.perturb(batch, own, draws, bank)
+        batch = augment.perturb(batch, own, draws, around)
         features = torch.arange(40.0).repeat(len(rows), int(heard.max()) // 100 + 1, 1) + batch[:, ::100, None][:, :1]
         return batch, augment.mask_features(features, own // 100, draws)
 

@@ -9,7 +9,7 @@ import pytest
 import soundfile
 import torch
 
-from lpa.augment import noise_bank
+from lpa.augment import surroundings
 from lpa.data import AudioBank, Source
 from lpa.feed import Feed
 from lpa.recipe import TrainConfig
@@ -35,8 +35,8 @@ def frames(samples: int) -> int:
 
 
 def test_a_batch_holds_its_utterances(bank):
-    feed, config, noise = Feed(bank, Tokens(), CPU), TrainConfig(family="whisper"), noise_bank(0, CPU)
-    batch = feed.batch(config, frames, noise, 0, np.array([2, 0, 1]), 0, 1)
+    feed, config, around = Feed(bank, Tokens(), CPU), TrainConfig(family="whisper"), surroundings(0, CPU)
+    batch = feed.batch(config, frames, around, 0, np.array([2, 0, 1]), 0, 1)
     assert batch.audio.shape == (3, 16000)  # 11,000 samples, rounded up to half a second's 8,000
     assert batch.lengths.tolist() == [11000, 5000, 8000]
     assert batch.frames.tolist() == [34, 15, 25]
@@ -53,10 +53,10 @@ def test_a_batch_holds_its_utterances(bank):
 
 
 def test_processes_share_a_batch_and_one_too_many_counts_nothing(bank):
-    feed, noise = Feed(bank, Tokens(), CPU), noise_bank(0, CPU)
+    feed, around = Feed(bank, Tokens(), CPU), surroundings(0, CPU)
     config = TrainConfig(family="whisper", speed=(0.9, 1.1), noise=1.0, gain_db=(-3.0, 3.0))
-    whole = feed.batch(config, frames, noise, 4, np.array([0, 2]), 0, 1)
-    shares = [feed.batch(config, frames, noise, 4, np.array([0, 2]), rank, 3) for rank in range(3)]
+    whole = feed.batch(config, frames, around, 4, np.array([0, 2]), 0, 1)
+    shares = [feed.batch(config, frames, around, 4, np.array([0, 2]), rank, 3) for rank in range(3)]
     assert [share.weights.tolist() for share in shares] == [[1.0], [1.0], [0.0]]
     for rank in range(2):
         length = int(whole.lengths[rank])
@@ -65,9 +65,9 @@ def test_processes_share_a_batch_and_one_too_many_counts_nothing(bank):
 
 
 def test_padding_stops_at_the_longest_a_model_takes(bank):
-    feed, noise = Feed(bank, Tokens(), CPU), noise_bank(0, CPU)
+    feed, around = Feed(bank, Tokens(), CPU), surroundings(0, CPU)
     config = TrainConfig(family="whisper", max_seconds=0.7)
-    assert feed.batch(config, frames, noise, 0, np.array([2]), 0, 1).audio.shape == (1, 11200)
+    assert feed.batch(config, frames, around, 0, np.array([2]), 0, 1).audio.shape == (1, 11200)
 
 
 def test_what_joins_the_bank_joins_the_feed(bank, tmp_path):
@@ -80,6 +80,6 @@ def test_what_joins_the_bank_joins_the_feed(bank, tmp_path):
     grown.extend()
     feed.refresh()
     assert len(feed.audio) == before + 6000
-    batch = feed.batch(TrainConfig(family="whisper"), frames, noise_bank(0, CPU), 0, np.array([3]), 0, 1)
+    batch = feed.batch(TrainConfig(family="whisper"), frames, surroundings(0, CPU), 0, np.array([3]), 0, 1)
     torch.testing.assert_close(batch.audio[0, :6000], torch.from_numpy(clip).float() / 32768)
     assert batch.targets[0].tolist() == Tokens().encode("ten")
