@@ -124,7 +124,8 @@ def perturb(audio: Tensor, lengths: Tensor, draws: Draws, around: Surroundings) 
 
 def in_rooms(audio: Tensor, numbers: Tensor, rooms: Tensor) -> Tensor:
     """Audio (B, S) convolved with the impulse responses of rooms `numbers` (B, 1), counted from 1; 0: as it is."""
-    size = audio.shape[1] + rooms.shape[1]  # so that no end comes round to the start
+    # no end comes round to the start, and the transform's length has small factors
+    size = -(-(audio.shape[1] + rooms.shape[1]) // rooms.shape[1]) * rooms.shape[1]
     responses = rooms[(numbers.squeeze(1) - 1).clamp(min=0)]
     heard = torch.fft.irfft(torch.fft.rfft(audio, size) * torch.fft.rfft(responses, size), size)[:, : audio.shape[1]]
     return torch.where(numbers > 0, heard, audio)

@@ -89,10 +89,9 @@ def open_sources(
     if unknown:
         raise LpaError(f"no speaker {', '.join(sorted(unknown))} in {', '.join(map(str, specs))}; check the names")
     for source in sources:
-        source.utterances = [
-            u for u in source.utterances if u.speaker not in exclude and (not include or u.speaker in include)
-        ]
-        if not source.utterances and source.spec not in growing:
+        left = [u for u in source.utterances if u.speaker not in exclude]
+        source.utterances = [u for u in left if not include or u.speaker in include]  # some sources may have none
+        if not left and source.spec not in growing:
             why = f"; first fault: {source.bad[0][0]}: {source.bad[0][1]}" if source.bad else ""
             raise LpaError(f"{source.spec} holds no utterance that can be used{why}")
     return sources

@@ -79,6 +79,8 @@ def test_speakers_are_held_out_and_misspelt_ones_are_an_error(tmp_path):
     shard(tmp_path / "packed/0.npz", [0.5])
     real, made = open_sources([folder, str(tmp_path / "packed")], exclude=["84"])  # a speaker of either will do
     assert (len(real.utterances), len(made.utterances)) == (2, 1)
+    real, made = open_sources([folder, str(tmp_path / "packed")], include=["84"])
+    assert (len(real.utterances), len(made.utterances)) == (2, 0)
 
 
 def test_everything_wrong_in_librispeech_is_listed(tmp_path):
