@@ -28,7 +28,7 @@ from . import order, progress
 from . import sweep as sweeps
 from .beside import beside, fresh_mixer, layer_objective, without_dropout
 from .config import ConvertConfig, derive, read_json, write_json
-from .positions import told_by_position, without_positions
+from .positions import scores_of_distances, told_by_position, without_positions
 from .session import Session, TimeUp, layers_of, measuring
 from .stages import (
     Stage,
@@ -41,7 +41,8 @@ from .stages import (
 )
 
 FINAL = 10_000  # the final tuning's number where seeds are derived
-PLACED_SECONDS = 2000.0  # of speech, from which is found what position alone tells
+PLACED_SECONDS = 2000.0  # of speech, from which is found what position alone tells of hidden states
+SCORED_SECONDS = 200.0  # and of the scores of attention
 
 
 def convert(config: ConvertConfig, out: Path, record: Path | None = None) -> Path:
@@ -126,6 +127,8 @@ class Conversion:
         for index, mixer in mixers.items():
             surgery.swap(model, index, self.swaps[index].mixer, self.swaps[index].config)
             surgery.mixer_at(model, index).load_state_dict(mixer.state_dict())
+        if fades:
+            fades = not self.place(model)
         if self.config.trains:  # else the mixers are as they were built
             fix_temperature(model, new, self.config.tau[1])
         model.eval()
@@ -139,6 +142,24 @@ class Conversion:
         swapped = [vars(self.swaps[i]) for i in mixers]
         found = {"layers": list(new), "replaced": sorted(replaced), self.key: value, "stages": ran, "swaps": swapped}
         self.finish(number, {**found, "seconds": time.monotonic() - began}, model)
+
+    def place(self, model: SpeechModel) -> bool:
+        """Where positions are gone, give windows scores for distances instead; whether all mixers could take them."""
+        mixers = [surgery.mixer_at(model, site.index) for site in model.sites()]
+        placed = [mixer for mixer in mixers if getattr(mixer, "places", None) is not None]
+        if placed:
+            if not self.session.sources:
+                raise LpaError("what position tells is measured on speech; add --data, or keep the positions")
+            teacher, other = (self.session.load(self.config.model) for _ in range(2))
+            with measuring(self.session, teacher), measuring(self.session, other):
+                heard = list(islice(self.session.hear(training=True), self.batches(SCORED_SECONDS)))
+                for mixer, scores in zip(mixers, scores_of_distances(teacher, other, heard), strict=True):
+                    if mixer in placed:
+                        mixer.add_places(scores)
+        return len(placed) == len(mixers)
+
+    def batches(self, seconds: float) -> int:
+        return math.ceil(seconds / self.config.batch_seconds)
 
     def conclude(self, last: int, replaced: list[int], table: progress.Steps) -> None:
         """The final joint tuning of the last step that counts, then OUT/model and OUT/result.json."""
@@ -249,8 +270,7 @@ class Conversion:
         if self.told is None:
             assert self.teacher is not None
             with measuring(self.session, self.teacher):
-                enough = math.ceil(PLACED_SECONDS / self.config.batch_seconds)
-                heard = islice(self.session.hear(training=True), enough)
+                heard = islice(self.session.hear(training=True), self.batches(PLACED_SECONDS))
                 self.told = told_by_position(self.teacher, heard)
         return without_positions(plain, model, self.told)
 

@@ -17,6 +17,7 @@ from ..tokens import Tokens
 from .base import ATTENTION, Output, SpeechModel, broadcast_mask, check_audio, own_frames, padding_mask, split_settings
 
 FFT, HOP = 400, 160  # samples: 25 ms windows, one every 10 ms
+USUAL = 800  # frames of an utterance, 16 s
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class WhisperSettings:
     """What we configure beside transformers' own configuration."""
 
     mel_floor: str | float = "recording"  # 8 below the recording's own peak (Whisper's), or a fixed log10 power
-    positions: bool = True  # add Whisper's position embedding; without it audio may be of any length
+    positions: bool = True  # add Whisper's position embedding; else its one row to every frame: audio of any length
     head: bool = True  # a CTC head, or the bare encoder
 
     def __post_init__(self):
@@ -99,6 +100,7 @@ class WhisperModel(SpeechModel):
         self.config.encoder_layerdrop = encoder.layerdrop = 0.0  # a dropped layer would break what mixers pass on
         self.log_mel = LogMel(self.config.num_mel_bins, settings.mel_floor)
         self.fading = 0.0  # share of the position embedding that is still added, while training takes it away
+        self.faded = torch.empty(0)  # what it was, less its mean
         encoder.register_forward_pre_hook(self.flow.enter_unmasked)
         encoder.register_forward_hook(self.flow.leave_encoder)
 
@@ -141,19 +143,30 @@ class WhisperModel(SpeechModel):
         return Output(self.net.head(x) if self.settings.head else None, lengths, x, after)
 
     def add_positions(self, x: Tensor) -> Tensor:
+        table = self.encoder.embed_positions.weight
         if not self.settings.positions and not self.fading:
-            return x
-        most = self.encoder.embed_positions.num_embeddings
+            return x + table[0]
+        most = len(table if self.settings.positions else self.faded)
         if x.shape[1] > most:
             raise LpaError(
                 f"{x.shape[1] / self.frame_rate:.0f} s of audio, but this model has positions for "
                 f"{most / self.frame_rate:.0f} s; cut it into pieces, or use a model made with positions = false"
             )
-        positions = self.encoder.embed_positions.weight[: x.shape[1]]
-        return x + (positions if self.settings.positions else self.fading * positions)
+        if self.settings.positions:
+            return x + table[: x.shape[1]]
+        return x + table[0] + self.fading * self.faded[: x.shape[1]].to(x.device)
 
     def drop_positions(self) -> None:
-        """No position embedding from now on; `fading` may lend a share of it back while the model is trained."""
+        """All frames are in one place from now on, the mean of an utterance's.
+
+        `fading` may lend a share of the way from there back while the model is trained.
+        """
+        embedding = self.encoder.embed_positions
+        table = embedding.weight.detach()
+        place = table[:USUAL].mean(0, keepdim=True)
+        self.faded = table - place
+        self.encoder.embed_positions = nn.Embedding.from_pretrained(place, freeze=not embedding.weight.requires_grad)
+        self.config.max_source_positions = 1
         self.settings = replace(self.settings, positions=False)
 
     @property
@@ -169,6 +182,8 @@ class WhisperModel(SpeechModel):
     def create(cls, family: str, config: dict[str, Any], tokens: Tokens) -> WhisperModel:
         """Fresh weights, from one flat dict of transformers' and our own settings."""
         hf, settings = split_settings(family, config, transformers.WhisperConfig, cls.Settings)
+        if not settings.positions:
+            hf.max_source_positions = 1
         try:
             return cls(family, WhisperEncoder(hf), settings, tokens).eval()
         except ValueError as error:  # heads that do not divide the width, say

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -83,7 +84,7 @@ class WindowConfig(MixerConfig):
     side: int = 64  # frames either side that a frame can look at
     block: int = 32  # frames computed together; speed only
     right: int | None = None  # fewer frames ahead than that
-    places: bool = False  # a learned score, from zero, for every distance: for models without position embeddings
+    places: bool = False  # a learned score for every distance: for models without position embeddings
 
 
 class Window(QueryMixer):
@@ -127,6 +128,13 @@ class Window(QueryMixer):
         bias = torch.where(seen, 0.0, NEVER).unsqueeze(1)
         return bias if self.places is None else bias + PACE * self.places[:, offset.clamp(0, 2 * self.side)]
 
+    def add_places(self, scores: Tensor) -> None:
+        """Add to the places' scores those of distances −R … R, (H, 2R + 1); beyond R the last one counts."""
+        reach = scores.shape[1] // 2
+        distance = torch.arange(-self.side, self.side + 1, device=scores.device).clamp(-reach, reach)
+        assert self.places is not None
+        self.places.data += scores[:, distance + reach] / PACE
+
     def definition(self, x: Tensor, mask: Tensor | None = None) -> Mixed:
         """Full attention with everything outside the window masked: n×n, for the tests."""
         q, kv = self.project(blank_padding(x, mask))
@@ -145,7 +153,7 @@ class PyramidConfig(MixerConfig):
     pieces: tuple[int, ...] = (2, 2, 4, 8)  # how the blocks beside it are cut, nearest piece first; together one block
     steps: tuple[int, ...] = (1, 2, 4, 8)  # widths of the windows beyond that, in blocks
     right: int | None = None  # see no window that ends more frames than this after the block
-    places: bool = False  # a learned score, from zero, for every window: for models without position embeddings
+    places: bool = False  # a learned score for every window: for models without position embeddings
 
 
 class Pyramid(QueryMixer):
@@ -200,6 +208,16 @@ class Pyramid(QueryMixer):
                 edge += sign * width
         lo, hi = torch.tensor(edges).T
         return lo, hi
+
+    def add_places(self, scores: Tensor) -> None:
+        """Add to the places' scores those of distances −R … R, (H, 2R + 1): a window weighs as its frames would."""
+        reach = scores.shape[1] // 2
+        assert self.places is not None
+        for window, (lo, hi) in enumerate(zip(*(edges.tolist() for edges in self.windows()), strict=True)):
+            frame = torch.arange(self.config.block, device=scores.device).unsqueeze(1)
+            distance = torch.arange(lo, hi, device=scores.device) - frame  # (block, width)
+            seen = scores[:, distance.clamp(-reach, reach) + reach]  # (H, block, width)
+            self.places.data[:, :, window] += (seen.logsumexp(-1) - math.log(hi - lo)) / PACE
 
     def definition(self, x: Tensor, mask: Tensor | None = None) -> Mixed:
         """Every frame's windows one by one, each the difference of two prefix sums, in float64."""

@@ -14,10 +14,13 @@ from lpa.convert import order
 from lpa.convert.config import ConvertConfig, read
 from lpa.convert.control import control_config
 from lpa.convert.loop import convert
-from lpa.convert.positions import told_by_position, without_positions
+from lpa.convert.positions import diagonal_sums, inputs_of, scores_of_distances, told_by_position, without_positions
 from lpa.convert.session import Session
 from lpa.errors import LpaError
+from lpa.mixers.attention import Pyramid, PyramidConfig, Window, WindowConfig
+from lpa.mixers.base import projections
 from lpa.surgery import mixer_at, save
+from lpa.windows import PACE
 
 WHISPER = {
     "d_model": 16, "encoder_layers": 3, "encoder_attention_heads": 2, "encoder_ffn_dim": 24, "num_mel_bins": 20,
@@ -109,11 +112,7 @@ def test_positions_fade_out_and_the_model_runs_at_any_length(desk, monkeypatch):
     assert json.loads((desk / "placeless" / "model" / "plan.json").read_text())["base"]["positions"] is False
     assert model(torch.randn(1, 16000 * 6)).logits.shape[1] == 300  # positions ended at 4 s
     assert control_config(desk / "placeless").positions
-    x = torch.randn(1, 16000)
-    before = model(x).logits
-    with torch.no_grad():
-        model.encoder.embed_positions.weight.add_(1.0)
-    assert torch.equal(before, model(x).logits)
+    assert model.encoder.embed_positions.weight.shape == (1, 16)
 
 
 def test_a_student_without_positions_is_not_asked_for_them(desk):
@@ -141,6 +140,61 @@ def test_a_student_without_positions_is_not_asked_for_them(desk):
             far = (course(said.hidden) - course(wanted.hidden)).square().mean()
             near = (course(said.hidden) - course(asked(said, wanted, None))).square().mean()
             assert near < 0.01 * far
+
+
+def test_diagonal_sums():
+    scores = torch.randn(2, 7, 7)
+    wanted = [scores.diagonal(d, 1, 2).sum(-1) for d in range(-6, 7)]
+    torch.testing.assert_close(diagonal_sums(scores), torch.stack(wanted, 1))
+
+
+def test_scores_of_distances_make_up_for_positions(desk):
+    """Attention to near frames, told by their positions, goes on without them."""
+    teacher, other = families.load(desk / "whisper"), families.load(desk / "whisper")
+    for model in (teacher, other):
+        for layer in model.encoder.layers:
+            for projection in (layer.self_attn.q_proj, layer.self_attn.k_proj):
+                projection.weight.data.copy_(1.5 * torch.eye(16))  # frames seek those that are like them
+                if projection.bias is not None:
+                    projection.bias.data.zero_()
+    heard = [(torch.randn(1, 48000, generator=torch.Generator().manual_seed(i)), torch.tensor([48000])) for i in (0, 1)]
+    scores = scores_of_distances(teacher, other, heard)
+    assert [s.shape for s in scores] == [(2, 801)] * 3
+
+    @torch.no_grad()
+    def near(model, scored: torch.Tensor | None = None) -> float:
+        """The share of its attention that a frame of the first layer has within 5 frames."""
+        with inputs_of(model, 0) as inputs:
+            model(*heard[0])
+        x = inputs[0][0]
+        source = projections(mixer_at(teacher, 0))
+        q, k = (p(x).unflatten(-1, (2, 8)).transpose(0, 1) for p in (source.q, source.k))
+        distance = torch.arange(len(x)) - torch.arange(len(x)).unsqueeze(1)
+        score = q @ k.transpose(1, 2) * 8**-0.5 + (0.0 if scored is None else scored[:, distance + 400])
+        return float((score.softmax(-1) * (distance.abs() <= 5)).sum((1, 2)).mean() / len(x))
+
+    free = families.load(desk / "whisper")
+    free.drop_positions()
+    wanted, with_scores, without = near(teacher), near(free, scores[0]), near(free)
+    assert wanted > 2 * without
+    assert with_scores == pytest.approx(wanted, rel=0.25)
+
+
+def test_places_are_those_of_the_distances():
+    torch.manual_seed(0)
+    attention = families.create("whisper", WHISPER).encoder.layers[0].self_attn
+    scores = torch.randn(2, 2 * 9 + 1)
+    window = Window.from_attention(attention, WindowConfig(side=12, places=True))
+    window.add_places(scores)
+    torch.testing.assert_close(PACE * window.places[:, 12 - 9 : 12 + 10], scores)
+    torch.testing.assert_close(PACE * window.places[:, 0], scores[:, 0])
+    config = PyramidConfig(block=4, pieces=(1, 3), steps=(1,), places=True)
+    pyramid = Pyramid.from_attention(attention, config)
+    pyramid.add_places(scores)
+    for number, (lo, hi) in enumerate(zip(*(edges.tolist() for edges in pyramid.windows()), strict=True)):
+        for frame in range(4):
+            seen = torch.stack([scores[:, min(max(at - frame, -9), 9) + 9] for at in range(lo, hi)])
+            torch.testing.assert_close(PACE * pyramid.places[:, frame, number], seen.exp().mean(0).log())
 
 
 def test_positions_go_with_the_last_step_and_only_where_there_are_any(desk):

@@ -94,8 +94,7 @@ class Whisper(Network):
             Conv(own.matrix("conv1.weight", dim, mels, 3), own.exact("conv1.bias", dim), padding=1),
             Conv(own.matrix("conv2.weight", dim, dim, 3), own.exact("conv2.bias", dim), stride=2, padding=1),
         ]
-        table = own.exact("embed_positions.weight", base["max_source_positions"], dim)
-        self.positions = table if base["positions"] else None
+        self.positions = own.exact("embed_positions.weight", base["max_source_positions"], dim)
         heads, inner = base["encoder_attention_heads"], base["encoder_ffn_dim"]
         self.layers = self.build_layers(own, base["encoder_layers"], dim, heads, inner, 1e-5, norm_first=True)
         self.norm = LayerNorm(own, "layer_norm", dim)
@@ -106,8 +105,7 @@ class Whisper(Network):
         x = features
         for conv in self.convs:
             x = gelu(conv(x))
-        if self.positions is not None:
-            x = x + self.positions[: len(x)]
+        x = x + (self.positions[: len(x)] if self.base["positions"] else self.positions[0])
         return self.head(self.norm(self.run_layers(self.layers, x)))
 
 
