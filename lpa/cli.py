@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -346,6 +347,7 @@ def _console():
 
 def main() -> None:
     """The `lpa` command: an error the user can put right is one line and exit code 1."""
+    os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")  # batches come in every length
     try:
         app()
     except LpaError as error:

@@ -5,6 +5,7 @@ A feed may keep what a frozen front end makes of every utterance; its batches th
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -85,7 +86,11 @@ class Feed:
     def _fits(self) -> bool:
         if self.on_device != "auto" or self.device.type != "cuda":
             return self.on_device != "no"
-        return 2 * self.bank.samples.nbytes < torch.cuda.mem_get_info(self.device)[0]  # growing needs room for a copy
+        torch.cuda.empty_cache()  # what the allocator only keeps for later is free
+        fits = 2 * self.bank.samples.nbytes < torch.cuda.mem_get_info(self.device)[0]  # growing needs room for a copy
+        if not fits and self.audio.device.type == "cuda":
+            warnings.warn("the GPU has no room left for all audio; it is read from memory now, slower", stacklevel=2)
+        return fits
 
     @torch.no_grad()
     def keep_front(self, model: SpeechModel, most: int, batch_seconds: float = 400.0) -> int:

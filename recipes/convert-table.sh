@@ -51,7 +51,6 @@ train="$heard --held-out 1272,2035,5338,6241 --set train.cache=$CACHE --set fron
 masks="--set train.time_masks=4.0 --set train.time_mask_seconds=0.3"
 best="$train $masks --recipe best"
 placeless="$best --set positions=false"
-placed="--set mixer_config.places=true" # where positions are gone, windows learn a score for every distance
 # the paper's epochs, scaled: its 8 of a stage are of 100 to 360 h
 half="--set warm_epochs=1.0 --set settle_epochs=4.0 --set align_epochs=2.5 --set final_epochs=4.0"
 eighth="--set warm_epochs=0.25 --set settle_epochs=1.0 --set align_epochs=0.625 --set final_epochs=1.0"
@@ -69,32 +68,33 @@ sweeps() {
         one "free-$(basename "$model")-pyramid" "$model --recipe none --mixer pyramid"
         one "free-$(basename "$model")-window" "$model --recipe none --mixer window --set mixer_config.side=16"
     done
+    one free-default "$WHISPER $heard --recipe none --mixer pyramid --set positions=false"
 }
 
 conversions() {
     local eight="--layers 8 --set sweep=$RUNS/sweep-pyramid"
-    pair default-0 "$WHISPER $placeless $placed"
-    one default-unplaced "$WHISPER $placeless"
+    pair default-0 "$WHISPER $placeless"
+    one default-unplaced "$WHISPER $placeless --set mixer_config.places=false"
     # what the positions cost, and whether windows at fixed distances make up for them where they matter most
     one default-positions "$WHISPER $best"
-    one default-mixed "$WHISPER $placeless --mixer ladder,ladder,ladder,ladder,pyramid,pyramid --set mixer_config.pyramid={places=true}"
+    one default-mixed "$WHISPER $placeless --mixer ladder,ladder,ladder,ladder,pyramid,pyramid"
     pair all-0 "$WAVE $best"
     one paper "$WAVE $train --recipe paper $half --set sweep=$RUNS/sweep-lpa"
     pair eight-0 "$WAVE $best $eight"
     for seed in 1 2; do
-        pair default-$seed "$WHISPER $placeless $placed --set seed=$seed"
+        pair default-$seed "$WHISPER $placeless --set seed=$seed"
         pair all-$seed "$WAVE $best --set seed=$seed"
         pair eight-$seed "$WAVE $best $eight --set seed=$seed"
     done
     for mixer in window conv summary ladder; do
         one "all-$mixer" "$WAVE $best --mixer $mixer"
     done
-    one default-window "$WHISPER $placeless $placed --mixer window"
+    one default-window "$WHISPER $placeless --mixer window"
     for mixer in conv summary ladder; do one "default-$mixer" "$WHISPER $placeless --mixer $mixer"; done
     one all-window16 "$WAVE $best --mixer window --set mixer_config.side=16"
-    one default-window16 "$WHISPER $placeless $placed --mixer window --set mixer_config.side=16"
+    one default-window16 "$WHISPER $placeless --mixer window --set mixer_config.side=16"
     for minutes in 1.0 0.5 0.25 2.0 4.0; do # WER against training seconds
-        one "default-min-$minutes" "$WHISPER $placeless $placed --set minutes=$minutes"
+        one "default-min-$minutes" "$WHISPER $placeless --set minutes=$minutes"
     done
     one paper-depth "$WAVE $train --recipe paper $half --layers 8 --order depth"
     one paper-random "$WAVE $train --recipe paper $half --layers 8 --order random:0"

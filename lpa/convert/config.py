@@ -146,7 +146,7 @@ class ConvertConfig(Run):
     align_epochs: float = option(5.0, "all replaced layers and their norms, undone if WER rises")
     final_epochs: float = option(8.0, "joint tuning at the end")
     minutes: float = option(0.0, "training in all, by the clock, shared out over the stages by epochs; 0: epochs count")
-    fade: float = option(0.5, "share of a stage over which positions fade out before they are gone")
+    fade: float = option(0.5, "share of a stage over which positions fade out, where mixers have no scores of places")
     # at which rate
     norms: float = option(1.0, "multiple of lr: layer norms of replaced layers")
     ffn: float = option(0.1, "multiple of lr: feed-forward of replaced layers")

@@ -414,6 +414,8 @@ class Conversion:
 
     def settings(self, mixer: str, row: dict[str, Any]) -> dict[str, Any]:
         given = {**self.config.settings(mixer), **(row.get("allocation", {}) if self.config.allocate else {})}
+        if not self.config.positions and hasattr(resolve(mixer)[1], "places"):
+            given.setdefault("places", True)
         return resolve(mixer, given)[1].to_dict()
 
     def swept(self) -> dict[int, dict[str, Any]]:

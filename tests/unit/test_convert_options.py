@@ -101,7 +101,7 @@ def test_positions_fade_out_and_the_model_runs_at_any_length(desk, monkeypatch):
         return plain(self, x)
 
     monkeypatch.setattr(families.FAMILIES["whisper"], "add_positions", listen)
-    given = {"positions": False, "settle_epochs": 4.0, "fade": 0.5, "mixer": "pyramid"}
+    given = {"positions": False, "settle_epochs": 4.0, "fade": 0.5, "mixer": "ladder"}
     convert(config_for(desk, "best", **given), desk / "placeless")
     heard = [fading for positions, training, fading in lent if training and not positions]
     assert heard[0] == 1.0
@@ -199,6 +199,10 @@ def test_places_are_those_of_the_distances():
 
 def test_positions_go_with_the_last_step_and_only_where_there_are_any(desk):
     convert(config_for(desk, "none", positions=False, progressive=True, mixer="window"), desk / "stepwise")
+    state = load_file(desk / "stepwise" / "model" / "weights.safetensors")
+    assert all(state[f"encoder.layers.{i}.self_attn.mixer.places"].abs().max() > 0 for i in range(3))
+    with pytest.raises(LpaError, match="add --data"):
+        convert(config_for(desk, "none", positions=False, mixer="window", sources=[]), desk / "silent")
     plans = [json.loads((desk / "stepwise" / f"step-0{n}" / "model" / "plan.json").read_text()) for n in (1, 2, 3)]
     assert [plan["base"]["positions"] for plan in plans] == [True, True, False]
     with pytest.raises(LpaError, match="no position embedding"):
