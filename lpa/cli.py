@@ -66,6 +66,7 @@ def evaluate(
     data: Annotated[str, typer.Option(help="LibriSpeech folder, JSONL manifest, packed shards or hf:NAME:SPLIT.")],
     join: Annotated[list[float] | None, typer.Option(help="Join a speaker's utterances to so many seconds.")] = None,
     tau: Annotated[list[str] | None, typer.Option(help="Temperature of the gates: a number, or hard.")] = None,
+    latency: Annotated[list[float] | None, typer.Option(help="Look no more than so many seconds ahead.")] = None,
     noise: Annotated[str, typer.Option(help="Of models that enhance: white, pink, brown or babble.")] = "white",
     snr: Annotated[float, typer.Option(help="Of models that enhance: the noise's ratio in dB.")] = 5.0,
     limit: Annotated[int | None, typer.Option(min=1, help="Only this many utterances.")] = None,
@@ -79,8 +80,8 @@ def evaluate(
 ) -> None:
     """Word and character error rate with a 95 % interval; fails if a batch does not give what single files give.
 
-    Several --model, --join or --tau are measured one after the other, the audio read once. A model that enhances is
-    judged by SI-SNRi, PESQ and STOI on the same speech with noise.
+    Several --model, --join, --tau or --latency are measured one after the other, the audio read once. A model that
+    enhances is judged by SI-SNRi, PESQ and STOI on the same speech with noise.
     """
     from typing import Any
 
@@ -93,7 +94,7 @@ def evaluate(
     else:
         from . import evaluate as judging
 
-        options |= {"join": join or (), "tau": tau or (), "batch_seconds": batch_seconds}
+        options |= {"join": join or (), "tau": tau or (), "latency": latency or (), "batch_seconds": batch_seconds}
     found = judging.evaluate_folders(model, data, **options)
     for result in found:
         if record:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from .data import AudioBank, open_source
 from .errors import LpaError
 from .families.base import SpeechModel
 from .journal import bar
-from .run.torch import TorchListener
+from .run.torch import TorchListener, limit_lookahead
 from .score import Score, score
 from .surgery import mixer_at
 from .transcribe import spans
@@ -270,6 +271,7 @@ def evaluate_folders(
     *,
     join: Sequence[float] = (),
     tau: Sequence[str] = (),
+    latency: Sequence[float] = (),
     limit: int | None = None,
     out: str | Path | None = None,
     batch_seconds: float = 120.0,
@@ -280,7 +282,8 @@ def evaluate_folders(
     """`lpa evaluate`: models by name on data by name, with a progress bar; `out` gets one JSON line an utterance.
 
     `limit` takes that many utterances, spread evenly over the set and so over its speakers. Each model is heard once
-    for every one of `join` (seconds that utterances are joined to) and `tau`: audio is read once for all.
+    for every one of `join` (seconds that utterances are joined to), `tau` and `latency` (seconds it may look ahead):
+    audio is read once for all.
     """
     from rich.console import Console
     from rich.progress import Progress
@@ -293,7 +296,7 @@ def evaluate_folders(
             raise LpaError(f"limit must be at least 1, not {limit}")
         picks = np.unique(np.linspace(0, len(source.utterances) - 1, min(limit, len(source.utterances))).astype(int))
         source.utterances = [source.utterances[i] for i in picks]
-    cases = [(name, seconds, at) for name in models for seconds in join or (None,) for at in tau or (None,)]
+    cases = list(product(models, join or (None,), tau or (None,), latency or (None,)))
     if out and len(cases) > 1:
         raise LpaError(f"{len(cases)} evaluations cannot share one --out; do them one by one")
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
@@ -302,8 +305,11 @@ def evaluate_folders(
     with Progress(console=Console(stderr=True), transient=True) as bars:
         bank = AudioBank([source], progress=bar(bars, "reading"))
         banks = {seconds: bank if seconds is None else Joined(bank, seconds) for seconds in join or (None,)}
-        for name, seconds, at in cases:
+        for name, seconds, at, ahead in cases:
             network = networks[name]
+            if ahead is not None:
+                network = load(name, device=device, dtype=torch.float32)
+                limit_lookahead(network, ahead)
             if at is not None:
                 set_gates(network, at)
             heard, tell = banks[seconds], bar(bars, "transcribing")
@@ -316,7 +322,9 @@ def evaluate_folders(
                 Path(out).write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
             bad = [{"what": what, "why": why} for what, why in bank.bad]
             about = {"model": str(name), "data": str(data), "device": device, "network": describe(network)}
-            found.append({**about, "join_seconds": seconds, "tau": at, **result.to_dict(), "bad": bad})
+            found.append(
+                {**about, "join_seconds": seconds, "tau": at, "latency": ahead, **result.to_dict(), "bad": bad}
+            )
     return found
 
 
@@ -333,7 +341,7 @@ def write_record(result: dict[str, Any], folder: Path | str) -> None:
     if result["join_seconds"]:
         figures["seconds"] = result["join_seconds"]
         figures["mean_seconds"] = round(result["audio_seconds"] / result["utterances"], 2)
-    more = {name: result[name] for name in ("network", "tau", "chunk_seconds", "device")}
+    more = {name: result[name] for name in ("network", "tau", "latency", "chunk_seconds", "device")}
     above = Path(result["model"]).parents[:2]  # of RUN/model and RUN/step-NN/model
     runs = [run for run in above if (run / "order.json").is_file()]
     config = json.loads((runs[0] / "config.json").read_text()) if runs else {}
@@ -358,6 +366,7 @@ def show(result: dict[str, Any], several: bool) -> str:
     which = [result["model"]] if several else []
     which += [f"joined to {result['join_seconds']:g} s"] if result["join_seconds"] else []
     which += [f"gates {result['tau']}"] if result["tau"] else []
+    which += [f"{result['latency']:g} s ahead"] if result["latency"] is not None else []
     chunks = f", heard in chunks of {result['chunk_seconds']:g} s" if result["chunk_seconds"] else ""
     return (
         f"{', '.join(which)}{': ' if which else ''}WER {result['wer']:.2f} % ({low:.2f} to {high:.2f}), "

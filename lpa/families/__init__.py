@@ -12,6 +12,7 @@ from transformers import AutoConfig
 from transformers.utils import cached_file
 
 from ..errors import LpaError, choose
+from ..run import find_model
 from ..tokens import Tokens
 from .base import Flow, MixerSite, Output, SpeechModel, own_frames
 from .sepformer import SepFormer
@@ -32,7 +33,8 @@ def create(family: str, config: dict[str, Any], tokens: Tokens | None = None) ->
 
 
 def load(source: str | Path, *, device: str | torch.device = "cpu", dtype: torch.dtype | None = None) -> SpeechModel:
-    """A working model, in eval mode, from an lpa model folder, a Hugging Face or speechbrain folder or a hub id."""
+    """A working model, in eval mode: `default`, an lpa model folder, a Hugging Face or speechbrain folder, a hub id."""
+    source = find_model(str(source))
     if (Path(source) / "plan.json").is_file():
         from ..surgery import restore  # surgery builds models with create, above
 

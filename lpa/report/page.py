@@ -27,7 +27,14 @@ PAPER: tuple[Callable[[list[Record]], Item], ...] = (
     *(speed.figure_1, quality.figure_2, speed.figure_3, speed.figure_4),
 )
 OURS_ALONE = (
-    *(quality.tested, quality.converted, quality.by_duration, quality.by_training, quality.by_temperature),
+    *(
+        quality.tested,
+        quality.converted,
+        quality.by_duration,
+        quality.by_training,
+        quality.by_temperature,
+        quality.by_latency,
+    ),
     *(speed.peers, speed.layer_table),
 )
 COMMANDS = 3  # listed below an item; all are in the records

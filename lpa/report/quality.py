@@ -406,6 +406,19 @@ def by_temperature(found: list[Record]) -> Item:
     return Item("temperature", "Ours", "From soft gates to hard ones", verdict, grid)
 
 
+def by_latency(found: list[Record]) -> Item:
+    """WER of a model that may look less far ahead."""
+    asked = [r for r in found if is_evaluation(r) and r.get("latency") is not None]
+    rows: list[list[Cell]] = [
+        [model, split_of(some[-1]) or some[-1]["data"], f"{seconds:g}", figure(some, "wer")]
+        for (model, seconds), some in sorted(grouped(asked, lambda r: (full_name(r), r["latency"])).items())
+    ]
+    command = "lpa evaluate --model default --data LibriSpeech/test-clean --latency 1 --latency 4 --record"
+    verdict = Verdict(OURS, "mixers cut off ahead, not trained again") if rows else missing([command])
+    grid = Grid(("model", "data", "s ahead", "WER %"), rows, ours=frozenset({3}))
+    return Item("latency", "Ours", "Looking less far ahead", verdict, grid)
+
+
 def by_training(found: list[Record]) -> Item:
     """WER against the seconds a conversion trained for."""
     finals = [r for r in found if r["kind"] == "convert" and r["what"] == "final" and r.get("config")]

@@ -25,6 +25,7 @@ from lpa.evaluate import (
     write_record,
 )
 from lpa.families import create
+from lpa.run.field import Field
 from lpa.score import score
 from lpa.surgery import mixer_at, save, swap
 
@@ -37,6 +38,16 @@ WAV2VEC2 = {
     "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64, "conv_dim": [16] * 7,
     "num_conv_pos_embeddings": 8, "num_conv_pos_embedding_groups": 2,
 }  # fmt: skip
+
+
+def placeless():
+    """Without positions, and without the one place of all frames, that drowns what a random network hears."""
+    model = network()
+    model.drop_positions()
+    torch.nn.init.zeros_(model.encoder.embed_positions.weight)
+    for convolution in (model.encoder.conv1, model.encoder.conv2):
+        torch.nn.init.normal_(convolution.weight)  # loud, so that frames differ
+    return model
 
 
 def network(family: str = "whisper"):
@@ -220,8 +231,7 @@ def test_joined_utterances_are_the_same_speech(bank):
 
 def test_joined_recordings_are_heard_whole_or_in_chunks(folder, tmp_path):
     """The tiny model has positions for 4 s: what is longer is heard in chunks and marked."""
-    bounded, free = network(), network()
-    free.drop_positions()
+    bounded, free = network(), placeless()
     for model, name in ((bounded, "bounded"), (free, "free")):
         save(model, tmp_path / name)
     both = [str(tmp_path / "bounded"), str(tmp_path / "free")]
@@ -238,8 +248,7 @@ def test_joined_recordings_are_heard_whole_or_in_chunks(folder, tmp_path):
 
 def test_chunks_say_what_the_whole_says_where_reach_is_bounded(bank, monkeypatch):
     """Two mixers see 2 frames either side: away from its edges a chunk hears what one pass hears."""
-    model = network()
-    model.drop_positions()
+    model = placeless()
     model.log_mel.floor = -5.0  # and not the recording's own
     for index in range(2):
         swap(model, index, "window", {"side": 1})
@@ -250,6 +259,28 @@ def test_chunks_say_what_the_whole_says_where_reach_is_bounded(bank, monkeypatch
     assert (whole.chunk_seconds, cut.chunk_seconds) == (None, 2.0)
     assert cut.checked > 2
     assert cut.hypotheses == whole.hypotheses
+    assert all(cut.hypotheses)
+
+
+def test_a_model_is_evaluated_as_if_it_saw_less_far_ahead(folder, tmp_path, monkeypatch):
+    heard = []
+
+    def listen(model, *arguments, **options):
+        heard.append(Field.of(model.family, model.base(), tuple(model.swaps.values())).ahead / 16000)
+        return evaluate(model, *arguments, **options)
+
+    monkeypatch.setattr("lpa.evaluate.evaluate", listen)
+    model = placeless()
+    model.settings = replace(model.settings, mel_floor=-5.0)
+    for index in range(2):
+        swap(model, index, "window", {"side": 20})
+    name = str(save(model, tmp_path / "model"))
+    found = evaluate_folders([name], str(folder), latency=[2.0, 0.2, 0.1], device="cpu")
+    assert [r["latency"] for r in found] == [2.0, 0.2, 0.1]
+    assert 0.8 < heard[0] < 1.0  # as far as it looks anyway
+    assert 0.1 < heard[1] <= 0.2
+    assert 0.03 < heard[2] <= 0.1
+    assert "0.2 s ahead" in show(found[1], several=True)
 
 
 def test_gates_are_evaluated_at_other_temperatures(folder, tmp_path):
