@@ -185,9 +185,12 @@ class WhisperModel(SpeechModel):
         if not settings.positions:
             hf.max_source_positions = 1
         try:
-            return cls(family, WhisperEncoder(hf), settings, tokens).eval()
+            model = cls(family, WhisperEncoder(hf), settings, tokens).eval()
         except ValueError as error:  # heads that do not divide the width, say
             raise LpaError(f"{family} configuration is not valid: {' '.join(str(error).split())}") from error
+        if not settings.positions:
+            nn.init.zeros_(model.encoder.embed_positions.weight)
+        return model
 
     @classmethod
     def load(cls, family: str, source: str, config, tokens: Tokens | None, preprocessor: dict) -> WhisperModel:
