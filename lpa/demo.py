@@ -17,7 +17,7 @@ from .errors import LpaError
 from .families import create, load
 from .families.base import SpeechModel
 from .inspect import describe
-from .run import find_model, open_model
+from .run import open_model
 from .score import distances
 from .sources import Utterance, open_source
 
@@ -34,7 +34,7 @@ NEXT = """[bold]Next[/bold]
 def main(console: Console | None = None, model: str = "default") -> None:
     console = console or Console(highlight=False)
     show_speech(console, model, clip())
-    network = load(find_model(model))
+    network = load(model)
     console.print(cost_table(with_attention(network), network))
     console.print(NEXT)
 

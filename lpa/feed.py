@@ -86,8 +86,10 @@ class Feed:
     def _fits(self) -> bool:
         if self.on_device != "auto" or self.device.type != "cuda":
             return self.on_device != "no"
-        torch.cuda.empty_cache()  # what the allocator only keeps for later is free
-        fits = 2 * self.bank.samples.nbytes < torch.cuda.mem_get_info(self.device)[0]  # growing needs room for a copy
+        kept = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(
+            self.device
+        )  # for later: it is free
+        fits = 2 * self.bank.samples.nbytes < torch.cuda.mem_get_info(self.device)[0] + kept  # growing needs a copy
         if not fits and self.audio.device.type == "cuda":
             warnings.warn("the GPU has no room left for all audio; it is read from memory now, slower", stacklevel=2)
         return fits

@@ -68,7 +68,7 @@ sweeps() {
         one "free-$(basename "$model")-pyramid" "$model --recipe none --mixer pyramid"
         one "free-$(basename "$model")-window" "$model --recipe none --mixer window --set mixer_config.side=16"
     done
-    one free-default "$WHISPER $heard --recipe none --mixer pyramid --set positions=false"
+    one free-default "$WHISPER $train --recipe none --mixer pyramid --set positions=false"
 }
 
 conversions() {

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import os
 import shutil
 import time
 from collections.abc import Callable
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -152,14 +150,11 @@ class Conversion:
                 raise LpaError("what position tells is measured on speech; add --data, or keep the positions")
             teacher, other = (self.session.load(self.config.model) for _ in range(2))
             with measuring(self.session, teacher), measuring(self.session, other):
-                heard = list(islice(self.session.hear(training=True), self.batches(SCORED_SECONDS)))
+                heard = list(self.session.hear(training=True, seconds=SCORED_SECONDS))
                 for mixer, scores in zip(mixers, scores_of_distances(teacher, other, heard), strict=True):
                     if mixer in placed:
                         mixer.add_places(scores)
         return len(placed) == len(mixers)
-
-    def batches(self, seconds: float) -> int:
-        return math.ceil(seconds / self.config.batch_seconds)
 
     def conclude(self, last: int, replaced: list[int], table: progress.Steps) -> None:
         """The final joint tuning of the last step that counts, then OUT/model and OUT/result.json."""
@@ -270,8 +265,7 @@ class Conversion:
         if self.told is None:
             assert self.teacher is not None
             with measuring(self.session, self.teacher):
-                heard = islice(self.session.hear(training=True), self.batches(PLACED_SECONDS))
-                self.told = told_by_position(self.teacher, heard)
+                self.told = told_by_position(self.teacher, self.session.hear(training=True, seconds=PLACED_SECONDS))
         return without_positions(plain, model, self.told)
 
     def guard(self, model: SpeechModel, keeper: Keeper) -> Callable[..., None]:

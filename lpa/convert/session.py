@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import sys
 import time
 from collections.abc import Iterator
@@ -142,14 +143,18 @@ class Session:
             return None
         return self.task.evaluation(self.held, self.accelerator, self.config.batch_seconds)(model)[self.measure.name]
 
-    def hear(self, training: bool = False) -> Iterator[tuple[Tensor, Any]]:
-        """The batches that things are measured on (or those trained on), the same every time: audio, lengths."""
+    def hear(self, training: bool = False, seconds: float = math.inf) -> Iterator[tuple[Tensor, Any]]:
+        """The batches that things are measured on (or those trained on), the same every time: audio, lengths.
+
+        `seconds` of them at most, in whole batches.
+        """
         feed: Any = self.feed if training else self.held
         if isinstance(feed, NoisyFeed):
             yield from ((noisy, None) for noisy, _ in feed.held(self.config.batch_seconds))
             return
         lengths = feed.bank.lengths
-        for index in bucket(lengths, self.config.batch_seconds * RATE, np.random.default_rng(0), jitter=0.0):
+        order = bucket(lengths, self.config.batch_seconds * RATE, np.random.default_rng(0), jitter=0.0)
+        for index in order if seconds == math.inf else order[: math.ceil(seconds / self.config.batch_seconds)]:
             yield feed.clean(index)
 
 

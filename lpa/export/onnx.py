@@ -152,8 +152,9 @@ def borrow(path: Path, whole: Path) -> None:
 
     model = onnx.load(path)
     graph = model.graph
-    size = int.from_bytes(whole.read_bytes()[:8], "little")
-    header = json.loads(whole.read_bytes()[8 : 8 + size])
+    with whole.open("rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(size))
     stored = load_file(whole)
     values = {name: tensor.numpy() for name, tensor in unpack(stored).items() if tensor.numel() >= SMALLEST_BORROWED}
     nodes, lent = [], {}

@@ -206,7 +206,7 @@ def test_int8_with_products_of_stacked_matrices_runs(tmp_path):
     folder = save(converted("whisper-fixed-floor", ["ladder"]), tmp_path / "ladder")
     wanted = TorchListener(load(folder)).hear(audio.read(CLIP))
     small = OnnxListener(export_onnx(str(folder), tmp_path / "int8", weights="int8")).hear(audio.read(CLIP))
-    assert 0 < np.sqrt(np.square(wanted - small).mean()) < 0.15 * wanted.std(0).mean()
+    assert 0 < np.sqrt(np.square(wanted - small).mean()) < 0.1 * wanted.std(0).mean()
 
 
 def test_a_graph_that_differs_is_not_written(folder, tmp_path, monkeypatch):
