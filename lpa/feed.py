@@ -86,9 +86,8 @@ class Feed:
     def _fits(self) -> bool:
         if self.on_device != "auto" or self.device.type != "cuda":
             return self.on_device != "no"
-        kept = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(
-            self.device
-        )  # for later: it is free
+        # what the allocator only keeps for later is free
+        kept = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
         fits = 2 * self.bank.samples.nbytes < torch.cuda.mem_get_info(self.device)[0] + kept  # growing needs a copy
         if not fits and self.audio.device.type == "cuda":
             warnings.warn("the GPU has no room left for all audio; it is read from memory now, slower", stacklevel=2)
