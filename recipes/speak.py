@@ -1,19 +1,23 @@
 """Make synthetic speech with a Piper voice, as packed shards that `lpa train` reads while more are being made.
 
-    python recipes/speak.py --voice DIR --text DIR --out DIR --workers N [--limit N] [--seconds MAX]
+    python recipes/speak.py --voice DIR --text DIR --out DIR --workers N [--limit N] [--seconds S] [--takes N] [--cuda]
 
 --voice  skeleton.onnx (the network), weights_fp16.npz (its weights by name) and voice.json
 --text   sentences.txt and, line for line, phonemes.npz (flat: phoneme ids, lens: how many a sentence has)
 --out    NNNNN.npz: audio (int16, 16 kHz, end to end), lengths, text, speaker; 40 utterances each
+--takes  say all sentences this often, each time with another speaker, pace and noise
+--cuda   the network's last two parts, which are seven eighths of its work, run on a GPU, a shard at once
 
-A shard depends on its number and --seed alone, appears under its name only when it is whole, and is not made twice:
-stop at any time and run the same command again. Needs numpy, soxr, onnx and onnxruntime.
+A shard depends on its number, --seed and --cuda alone, appears under its name only when it is whole, and is not made
+twice: stop at any time and run the same command again. Needs numpy, soxr, onnx and onnxruntime; --cuda needs torch.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
+import math
 import multiprocessing
 import os
 import sys
@@ -54,10 +58,8 @@ class Voice:
         card = json.loads(settings.read_text())
         self.speakers, self.rate = card["num_speakers"], card["audio"]["sample_rate"]
 
-    def speak(self, phonemes: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, int]:
-        """int16 samples at 16 kHz and who spoke, with speaker, noise, pace and rhythm drawn from rng."""
-        import soxr
-
+    def run(self, phonemes: np.ndarray, rng: np.random.Generator) -> tuple[list[np.ndarray], int]:
+        """The network's outputs and who spoke, with speaker, noise, pace and rhythm drawn from rng."""
         speaker = int(rng.integers(self.speakers))
         scales = [rng.uniform(0.4, 0.8), rng.uniform(0.9, 1.4), rng.uniform(0.5, 0.9)]  # noise, length, duration noise
         inputs = {
@@ -66,8 +68,114 @@ class Voice:
             "scales": np.array(scales, np.float32),
             "sid": np.array([speaker]),
         }
-        wave = soxr.resample(self.session.run(None, inputs)[0].ravel(), self.rate, RATE)
-        return np.rint(wave / max(1e-3, np.abs(wave).max()) * 30000).astype(np.int16), speaker
+        return self.session.run(None, inputs), speaker
+
+    def speak(self, lines: list[np.ndarray], rng: np.random.Generator) -> tuple[list[np.ndarray], list[int]]:
+        """int16 samples at 16 kHz and the speaker of each line."""
+        import soxr
+
+        said, speakers = zip(*(self.run(line, rng) for line in lines), strict=True)
+        return [loud(soxr.resample(outputs[0].ravel(), self.rate, RATE)) for outputs in said], list(speakers)
+
+
+def loud(wave: np.ndarray) -> np.ndarray:
+    return np.rint(wave / max(1e-3, np.abs(wave).max()) * 30000).astype(np.int16)
+
+
+PLAN = ["/Add_output_0", "/Unsqueeze_output_0"]  # where the network is cut: what to say, frame by frame; who says it
+
+
+@functools.cache
+def convolutions(network: Path, device: str) -> dict:
+    """Weight and bias of every convolution after PLAN, by the name of its node."""
+    import onnx
+    import torch
+
+    graph = onnx.load(network).graph
+    values = {t.name: torch.from_numpy(onnx.numpy_helper.to_array(t).copy()) for t in graph.initializer}
+    return {
+        node.name: [values[name].to(device) for name in node.input[1:]]
+        for node in graph.node
+        if node.op_type.startswith("Conv") and node.name.startswith(("/flow/", "/dec/"))
+    }
+
+
+class CudaVoice(Voice):
+    """The network up to PLAN as ever, one line after the other; the rest by torch, all lines of a shard at once."""
+
+    def __init__(self, network: Path, settings: Path, seed: int, device: str = "cuda"):
+        super().__init__(network.with_name("plan.onnx"), settings, seed)
+        self.weights = convolutions(network, device)
+        self.device = device
+
+    @staticmethod
+    def cut(network: Path) -> None:
+        import onnx
+
+        ends = ["input", "input_lengths", "scales", "sid"], PLAN
+        onnx.utils.extract_model(network, network.with_name("plan.onnx"), *ends, check_model=False)
+
+    def conv(self, name: str, x, dilation: int = 1):
+        from torch.nn import functional as F
+
+        weight, *bias = self.weights[f"{name}/Conv"]
+        return F.conv1d(x, weight, *bias, padding=dilation * (weight.shape[-1] // 2), dilation=dilation)
+
+    def flow(self, z, mask, who):
+        """VITS's coupling layers, backwards: each takes from one half of the channels what it reads off the other."""
+        import torch
+
+        for layer in ("/flow/flows.6", "/flow/flows.4", "/flow/flows.2", "/flow/flows.0"):
+            kept, changed = z.flip(1).chunk(2, 1)
+            x, total = self.conv(f"{layer}/pre", kept) * mask, 0
+            voices = self.conv(f"{layer}/enc/cond_layer", who).chunk(4, 1)
+            for i, voice in enumerate(voices):
+                rise, gate = (self.conv(f"{layer}/enc/in_layers.{i}", x) + voice).chunk(2, 1)
+                both = self.conv(f"{layer}/enc/res_skip_layers.{i}", rise.tanh() * gate.sigmoid())
+                *on, skip = both.split(x.shape[1], 1)
+                x, total = (x + on[0]) * mask if on else x, total + skip
+            z = torch.cat([kept, (changed - self.conv(f"{layer}/post", total * mask) * mask) * mask], 1)
+        return z * mask
+
+    def decode(self, z, mask, who):
+        """HiFi-GAN: three steps up to samples, after each the mean of three blocks of dilated convolutions."""
+        from torch.nn import functional as F
+
+        x = (self.conv("/dec/conv_pre", z) + self.conv("/dec/cond", who)) * mask
+        for step, stride in enumerate((8, 8, 4)):
+            weight, bias = self.weights[f"/dec/ups.{step}/ConvTranspose"]
+            x = F.conv_transpose1d(F.leaky_relu(x, 0.1), weight, bias, stride, padding=stride // 2)
+            mask = mask.repeat_interleave(stride, -1)
+            x, total = x * mask, 0  # silence beyond a line's end, as the network has it for one line alone
+            for block, dilations in enumerate(((1, 2), (2, 6), (3, 12))):
+                y = x
+                for i, dilation in enumerate(dilations):
+                    inner = F.leaky_relu(y, 0.1) * mask
+                    y = y + self.conv(f"/dec/resblocks.{3 * step + block}/convs.{i}", inner, dilation)
+                total = total + y
+            x = total / 3 * mask
+        return self.conv("/dec/conv_post", F.leaky_relu(x, 0.01)).tanh() * mask
+
+    def speak(self, lines: list[np.ndarray], rng: np.random.Generator) -> tuple[list[np.ndarray], list[int]]:
+        import torch
+
+        said, speakers = zip(*(self.run(line, rng) for line in lines), strict=True)
+        frames = torch.tensor([plan.shape[-1] for plan, _ in said], device=self.device)
+        z = torch.zeros(len(said), said[0][0].shape[1], int(frames.max()))
+        for row, (plan, _) in zip(z, said, strict=True):
+            row[:, : plan.shape[-1]] = torch.from_numpy(plan[0])
+        who = torch.from_numpy(np.concatenate([who for _, who in said])).to(self.device)
+        mask = (torch.arange(z.shape[-1], device=self.device) < frames[:, None]).float()[:, None]
+        with torch.inference_mode():
+            wave = self.decode(self.flow(z.to(self.device), mask, who), mask, who)[:, 0]
+            # Resampled by cutting the spectrum: a length that is a whole number of both rates' smallest common step.
+            step = math.gcd(self.rate, RATE)
+            old, new = self.rate // step, RATE // step
+            steps = -(-wave.shape[-1] // old)
+            spectrum = torch.fft.rfft(wave, steps * old)[:, : steps * new // 2 + 1]
+            wave = (torch.fft.irfft(spectrum, steps * new) * (new / old)).cpu().numpy()
+        samples = frames.cpu().numpy() * 256 * new // old
+        return [loud(row[:count]) for row, count in zip(wave, samples, strict=True)], list(speakers)
 
 
 def write(path: Path, **arrays: np.ndarray) -> None:
@@ -85,17 +193,20 @@ def work(worker: int, options: argparse.Namespace, network: Path, numbers: list[
     with np.load(options.text / "phonemes.npz") as packed:
         phonemes, ends = packed["flat"], np.cumsum(packed["lens"])
     for number in numbers:
+        path = options.out / f"{number:05d}.npz"
+        if path.exists():  # copied here meanwhile
+            continue
         if options.seconds and made.value >= options.seconds:
             return
         rng = np.random.default_rng([options.seed, number])
-        voice = Voice(network, options.voice / "voice.json", seed=int(rng.integers(2**31)))
-        rows = range(number * SIZE, min((number + 1) * SIZE, options.limit))
-        clips, speakers = zip(
-            *(voice.speak(phonemes[ends[j - 1] if j else 0 : ends[j]], rng) for j in rows), strict=True
-        )
+        kind = CudaVoice if options.cuda else Voice
+        voice = kind(network, options.voice / "voice.json", seed=int(rng.integers(2**31)))
+        first = number % shards(options.limit) * SIZE
+        rows = range(first, min(first + SIZE, options.limit))
+        clips, speakers = voice.speak([phonemes[ends[j - 1] if j else 0 : ends[j]] for j in rows], rng)
         lengths = np.array([len(c) for c in clips], np.int64)
         write(
-            options.out / f"{number:05d}.npz",
+            path,
             audio=np.concatenate(clips),
             lengths=lengths,
             text=np.array([sentences[j] for j in rows]),
@@ -103,6 +214,10 @@ def work(worker: int, options: argparse.Namespace, network: Path, numbers: list[
         )
         with made.get_lock():
             made.value += float(lengths.sum()) / RATE
+
+
+def shards(sentences: int) -> int:
+    return -(-sentences // SIZE)
 
 
 def seconds_in(path: Path) -> float:
@@ -117,6 +232,8 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=os.cpu_count())
     parser.add_argument("--limit", type=int, help="sentences, from the first (all)")
     parser.add_argument("--seconds", type=float, default=0.0, help="stop at this much speech, what is there included")
+    parser.add_argument("--takes", type=int, default=1)
+    parser.add_argument("--cuda", action="store_true")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     for path in (options.voice / "skeleton.onnx", options.voice / "weights_fp16.npz", options.voice / "voice.json"):
@@ -126,15 +243,16 @@ def main() -> int:
         options.limit = min(options.limit or len(packed["lens"]), len(packed["lens"]))
     options.out.mkdir(parents=True, exist_ok=True)
 
-    shards = range(-(-options.limit // SIZE))
     there = {int(p.stem) for p in options.out.glob("[0-9]*.npz")}
-    todo = [n for n in shards if n not in there]
+    todo = [n for n in range(options.takes * shards(options.limit)) if n not in there]
     spawn = multiprocessing.get_context("spawn")
     made = spawn.Value("d", sum(seconds_in(options.out / f"{n:05d}.npz") for n in there))
     before, start = made.value, time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         network = Path(folder) / "voice.onnx"
         rebuild(options.voice, network)
+        if options.cuda:
+            CudaVoice.cut(network)
         turns = [todo[w :: options.workers] for w in range(options.workers)]
         team = [spawn.Process(target=work, args=(w, options, network, t, made)) for w, t in enumerate(turns) if t]
         for process in team:
