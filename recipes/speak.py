@@ -174,6 +174,7 @@ class CudaVoice(Voice):
             steps = -(-wave.shape[-1] // old)
             spectrum = torch.fft.rfft(wave, steps * old)[:, : steps * new // 2 + 1]
             wave = (torch.fft.irfft(spectrum, steps * new) * (new / old)).cpu().numpy()
+        torch.cuda.empty_cache()  # lengths differ from shard to shard, and others want the memory
         samples = frames.cpu().numpy() * 256 * new // old
         return [loud(row[:count]) for row, count in zip(wave, samples, strict=True)], list(speakers)
 
@@ -189,6 +190,7 @@ def write(path: Path, **arrays: np.ndarray) -> None:
 def work(worker: int, options: argparse.Namespace, network: Path, numbers: list[int], made) -> None:
     """One process: every shard of `numbers` that is not there yet, while the total of seconds is below the limit."""
     os.nice(15)  # whatever trains beside this goes first
+    os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     sentences = (options.text / "sentences.txt").read_text().splitlines()
     with np.load(options.text / "phonemes.npz") as packed:
         phonemes, ends = packed["flat"], np.cumsum(packed["lens"])
