@@ -39,7 +39,8 @@ def swap(model: SpeechModel, site: int | Site, mixer: str, config: dict[str, Any
     parent = model.net.get_submodule(parent_path)
     attention = getattr(parent, name)
     _, resolved = resolve(mixer, config)
-    built = build(mixer, attention, resolved).train(attention.training)
+    home = next(attention.parameters()).device  # parameters that attention has none of are made on the CPU
+    built = build(mixer, attention, resolved).to(home).train(attention.training)
     adapter = model.adapter(built, site.index).train(attention.training)
 
     # Nothing above touched the model; nothing below can fail.

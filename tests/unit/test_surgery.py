@@ -81,6 +81,14 @@ def test_swap_checks_before_it_acts(site, mixer, config, says):
     assert torch.equal(outputs(model), before)
 
 
+@pytest.mark.parametrize("mixer", sorted(MIXERS.keys() - {"lpa"}))  # which copies weights, and `meta` has none
+def test_a_mixer_is_put_where_the_model_is(mixer):
+    """`meta` stands for any device that new parameters are not made on."""
+    model = make(ONE_EACH[0]).to("meta")
+    swap(model, 0, mixer, {"places": True} if mixer in ("window", "pyramid") else {})
+    assert {p.device.type for p in mixer_at(model, 0).parameters()} == {"meta"}
+
+
 def test_a_site_is_swapped_once():
     model = make("wav2vec2")
     undo = swap(model, 0, "conv")
