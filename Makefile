@@ -4,12 +4,15 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test lint clean
+.PHONY: demo test test-long lint clean
 demo: $(READY)
 	@$(BIN)/python -m lpa.demo
 
 test: $(READY)
 	@$(BIN)/python -m pytest
+
+test-long: $(READY)
+	@$(BIN)/python -m pytest tests/long
 
 lint: $(READY)
 	@$(BIN)/ruff check .

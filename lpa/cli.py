@@ -307,6 +307,22 @@ def bench_model(
     commands.show_models(model, seconds, {**settings, **more}, record, as_json)
 
 
+@bench_app.command("transcribe")
+def bench_transcribe(
+    file: Annotated[str, typer.Argument(help="A recording, said over and over until it lasts long enough.")],
+    model: Annotated[str, typer.Option(help="Model folder.")] = "default",
+    backend: Annotated[list[str] | None, typer.Option(help="onnx, torch or mlx; several make several rows.")] = None,
+    seconds: Annotated[str, typer.Option(help="Lengths of audio.")] = "10,600,3600",
+    rounds: Annotated[int, typer.Option(min=1, help="Times each is run, in turn.")] = 3,
+    record: Annotated[bool, typer.Option(help="Add the rows to results/bench.jsonl.")] = False,
+    as_json: Json = False,
+) -> None:
+    """`lpa transcribe` from the start of its process to the text: time and memory by the length of the recording."""
+    from .bench import commands
+
+    commands.show_transcribe(file, model, backend or ["onnx"], seconds, rounds, record, as_json)
+
+
 @bench_app.command("peers")
 def bench_peers(
     data: Annotated[str, typer.Option(help="LibriSpeech folder or JSONL manifest.")],

@@ -57,12 +57,21 @@ def speedup(baseline: list[float], times: list[float]) -> float:
 
 def peak_mb() -> float:
     """The most memory this process ever had, in MB (10⁶ bytes)."""
-    status = Path("/proc/self/status")
-    if status.is_file():  # getrusage would count in what the parent had when it started this process
-        found = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM"))
-        return int(found.split()[1]) * 1024 / 1e6
+    found = high_water_mb("self")  # getrusage would count in what the parent had when it started this process
+    if found is not None:
+        return found
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return most / 1e6 if sys.platform == "darwin" else most * 1024 / 1e6
+
+
+def high_water_mb(process: int | str) -> float | None:
+    """The most memory a running process ever had, in MB; None where the system does not tell, or it has ended."""
+    try:
+        lines = Path(f"/proc/{process}/status").read_text().splitlines()
+    except OSError:
+        return None
+    found = next((line for line in lines if line.startswith("VmHWM")), None)
+    return None if found is None else int(found.split()[1]) * 1024 / 1e6
 
 
 def in_child(function: str, spec: dict[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What `lpa bench model`, `peers` and `roofline` print and record."""
+"""What `lpa bench model`, `transcribe`, `peers` and `roofline` print and record."""
 
 from __future__ import annotations
 
@@ -33,6 +33,19 @@ def read_seconds(text: str) -> tuple[float, ...]:
         return tuple(float(part) for part in text.split(","))
     except ValueError:
         raise LpaError(f"--seconds {text} is no list of numbers; try --seconds 10,60") from None
+
+
+def show_transcribe(
+    source: str, model: str, backends: Sequence[str], seconds: str, rounds: int, record: bool, as_json: bool
+) -> None:
+    from .whole import bench_transcribe, whole_table
+
+    rows = bench_transcribe(source, model, backends, read_seconds(seconds), rounds)
+    if record:
+        for row in rows:
+            figures = {k: v for k, v in asdict(row).items() if isinstance(v, int | float)}
+            records.write("bench", what=f"transcribe, {row.backend}", model=model, data=source, figures=figures)
+    show({"rows": [asdict(row) for row in rows]}, [whole_table(rows)], as_json)
 
 
 def show_peers(

@@ -35,7 +35,7 @@ OURS_ALONE = (
         quality.by_temperature,
         quality.by_latency,
     ),
-    *(speed.peers, speed.layer_table),
+    *(speed.start_to_text, speed.peers, speed.layer_table),
 )
 COMMANDS = 3  # listed below an item; all are in the records
 MARKS = (REPRODUCED, DIFFERENT, IMPOSSIBLE, MISSING)

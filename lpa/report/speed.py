@@ -16,6 +16,7 @@ WHOLE = "whole layer"
 LAYER = "lpa bench layer --rounds 25 --record"
 MODEL = "lpa bench model --record"
 ROOFLINE = "lpa bench roofline --record"
+TRANSCRIBE = "lpa bench transcribe tests/data/librivox/austen-0880.flac --record"
 PEERS = "lpa bench peers --data LibriSpeech/test-clean --model models/default --record"
 APPLE = "it needs an Apple M4 Pro; ours are times of another machine, in another column"
 NAMES = {"lpa-hard": "lpa, hard gates", "lpa-plain": "lpa, not folded", "window": "window ±64"}
@@ -236,6 +237,27 @@ def layer_table(found: list[Record]) -> Item:
     verdict = Verdict(OURS, "projections included, all in turn in one run") if rows else missing([LAYER])
     grid = Grid(columns, rows, ours=frozenset({2, 3, 4}))
     return Item("layers", "Ours", "One layer of every mixer against PyTorch's fused attention", verdict, grid)
+
+
+def start_to_text(found: list[Record]) -> Item:
+    """The command people type, start of the process included."""
+    heard = [r for r in found if r["kind"] == "bench" and r["what"].startswith("transcribe")]
+    rows: list[list[Cell]] = []
+    for (model, what, machine), some in grouped(heard, lambda r: (r["model"], r["what"], r["machine"])).items():
+        for seconds, at in sorted(grouped(some, lambda r: r["figures"]["seconds"]).items()):
+            figures = [
+                figure(at, name, digits) for name, digits in (("wall_s", 2), ("ms_per_second", 1), ("peak_mb", 0))
+            ]
+            rows.append([model, what.partition(", ")[2], f"{seconds:,.0f}", *figures, machine])
+    columns = ("model", "backend", "seconds of audio", "s", "ms per second of audio", "peak MB", "machine")
+    verdict = Verdict(OURS, "`lpa transcribe` in a process of its own") if rows else missing([TRANSCRIBE])
+    return Item(
+        "start-to-text",
+        "Ours",
+        "From the start of a process to its text",
+        verdict,
+        Grid(columns, rows, ours=frozenset({3, 4, 5})),
+    )
 
 
 def peers(found: list[Record]) -> Item:

@@ -47,6 +47,8 @@ def write(folder: Path) -> Path:
         evaluation(folder, replaced, {"wer": 10.5 + replaced, "cer": 4.2}, data=DATA)
     for seconds in (5, 30, 120, 600):
         evaluation(folder, 8, {"wer": 11 + seconds / 300, "cer": 4.0, "seconds": seconds})
+    for ahead in (4.0, 1.0):
+        evaluation(folder, 8, {"wer": 15 - ahead, "cer": 4.0}, latency=ahead)
     for tau in ("0.5", "0.01", "hard"):
         evaluation(folder, 8, {"wer": 11.0, "cer": 4.0}, tau=tau)
     for mixer, start in (("lpa", 6.0), ("summary", 6.5)):
@@ -80,6 +82,10 @@ def write(folder: Path) -> Path:
         factors = {"real_time_factor": 0.05, "low_factor": 0.04, "high_factor": 0.06, "peak_mb": 300.0}
         figures = {"wer": wer, "wer_low": wer - 1, "wer_high": wer + 1, **factors}
         records.write("bench", what="peers", model=name, data="LibriSpeech/test-clean", figures=figures, folder=folder)
+    for seconds, took in ((10, 0.9), (3600, 80.0)):
+        figures = {"seconds": seconds, "wall_s": took, "ms_per_second": 1e3 * took / seconds, "peak_mb": 700.0}
+        about = {"what": "transcribe, onnx", "model": "default", "data": "talk.flac"}
+        records.write("bench", figures=figures, folder=folder, **about)
     for name, gain in (("attention", 1.0), ("lpa", 3.2), ("pyramid", 1.1)):
         figures = {"frames": 500, "median_ms": 18 / gain, "low_ms": 17 / gain, "high_ms": 19 / gain, "speedup": gain}
         about = {"what": "layer, width 768, float32, cpu", "model": name, "data": "random", "seed": 0}
@@ -95,12 +101,21 @@ def ablation(row: int) -> ConvertConfig:
 
 
 def evaluation(
-    folder: Path, replaced: int, figures: dict, *, interval=None, data=TEST, tau=None, config=None, mixer="lpa"
+    folder: Path,
+    replaced: int,
+    figures: dict,
+    *,
+    interval=None,
+    data=TEST,
+    tau=None,
+    latency=None,
+    config=None,
+    mixer="lpa",
 ):
     """Of a step's model, or with its config of a run's last one."""
     network = {**NETWORK, "replaced": replaced, "mixers": [mixer] if replaced else []}
     model = f"runs/best-{config.seed}/model" if config else f"runs/paper/step-{replaced:02d}/model"
-    about = {"data": data, "network": network, "tau": tau, "seed": config and config.seed}
+    about = {"data": data, "network": network, "tau": tau, "latency": latency, "seed": config and config.seed}
     settings = config and config.to_dict()
     written = {"figures": figures, "interval": interval, "model": model, "config": settings, "folder": folder}
     records.write("evaluate", what="wer", **written, **about)

@@ -4,21 +4,24 @@ import json
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
+import soundfile
 import torch
 from tiny_models import WAVE, WHISPER, make
 from typer.testing import CliRunner
 
 from lpa import bench
-from lpa.bench import clock, model, peers, roofline
+from lpa.bench import clock, model, peers, roofline, whole
 from lpa.bench.kernels import fuse_attention
 from lpa.bench.parts import PARTS, Parts
 from lpa.cli import app
 from lpa.errors import LpaError
 from lpa.surgery import mixer_at, save, swap
 
+CLIP = Path(__file__).parents[1] / "data" / "librivox" / "austen-0880.flac"
 TINY = {
     "wave": ("wav2vec2", {**WAVE, "num_hidden_layers": 2}),
     "mel": ("whisper", {**WHISPER, "encoder_layers": 2, "positions": False}),
@@ -278,3 +281,24 @@ def test_work_is_the_layers_own():
     two_minutes = next(row for row in roofline.memory_rows() if row["seconds"] == 120)
     assert two_minutes["scores_mb"] == 2 * 864  # the paper's 864 MB are of 16-bit scores
     assert two_minutes["gates_36_mb"] == 4 * 0.864  # its 864 KB are of one head's gates
+
+
+# --- the whole command
+
+
+def test_transcribe_from_start_to_text():
+    row, longer = whole.bench_transcribe(str(CLIP), "default", ["onnx"], [2.0, 9.0], 1)
+    assert (row.backend, row.seconds, longer.seconds) == ("onnx", 2.0, 9.0)  # the clip lasts 7 s: it begins again
+    assert 0.1 < row.wall_s < 60
+    assert row.ms_per_second == pytest.approx(1e3 * row.wall_s / 2, rel=0.01)
+    if sys.platform == "linux":
+        assert 50 < row.peak_mb < 2000
+
+
+def test_transcribe_that_fails_or_hears_nothing(tmp_path):
+    with pytest.raises(LpaError, match=r"failed: .*nowhere"):
+        whole.bench_transcribe(str(CLIP), str(tmp_path / "nowhere"), ["onnx"], [1.0], 1)
+    silence = tmp_path / "silence.wav"
+    soundfile.write(silence, np.zeros(16000), 16000)
+    with pytest.raises(LpaError, match="heard no words"):
+        whole.bench_transcribe(str(silence), "default", ["onnx"], [1.0], 1)

@@ -165,6 +165,8 @@ def test_records_fill_the_tables(found):
     (line,) = made["duration"].charts[0].lines
     assert [x for x, _ in line.points] == [5, 30, 120, 600]
     assert len(made["temperature"].grid.rows) == 3
+    assert [(row[2], row[3].value) for row in made["latency"].grid.rows] == [("1", 14.0), ("4", 11.0)]
+    assert [(r[2], r[3].value) for r in made["start-to-text"].grid.rows] == [("10", 0.9), ("3,600", 80.0)]
     assert made["peers"].grid.rows[1][2].around() == "38.00–40.00, 95 %"
     assert made["table-3"].grid.columns[-1] == "ours, lpa, wav2vec2-base, torch, fp32"
     lpa = made["table-2"].grid.columns.index("ours, lpa")
