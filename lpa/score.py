@@ -17,6 +17,7 @@ _NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight"
 _DIGITS = {str(digit): f" {name} " for digit, name in enumerate(_NAMES)}
 _BREAKS = re.compile(r"[-‐‑‒–—―−_/\s]+")
 _OTHERS = re.compile(r"[^a-z' ]")
+_TITLES = {"mr": "mister", "mrs": "missus", "dr": "doctor"}  # LibriSpeech spells them out, most other text does not
 _LONE = re.compile(r"(?<![a-z'])'+(?![a-z'])")  # an apostrophe that belongs to no word
 
 
@@ -24,14 +25,14 @@ def normalise(text: str) -> str:
     """Lower case a-z, apostrophes and single spaces, nothing else; the same in training and in evaluation.
 
     Accents fall off their letters, typographic quotes become ', hyphens, dashes and slashes become spaces, digits are
-    read one by one, everything else is dropped.
+    read one by one, titles are spelled out as they are said, everything else is dropped.
     """
     text = text.translate(_QUOTES)  # first: NFKD would split ´ into a space and an accent
     text = unicodedata.normalize("NFKD", text).translate(_QUOTES).lower()
     text = _BREAKS.sub(" ", text)
     text = "".join(_DIGITS.get(c, c) for c in text)
     text = _LONE.sub(" ", _OTHERS.sub("", text))
-    return " ".join(text.split())
+    return " ".join(_TITLES.get(word, word) for word in text.split())
 
 
 @dataclass(frozen=True)

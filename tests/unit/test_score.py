@@ -25,6 +25,7 @@ from lpa.score import bootstrap, distances, normalise, score
         ("", ""),
         ("... 你好 ?!", ""),
         ("ｆｕｌｌ width", "full width"),
+        ("Mr. and Mrs. Drew saw Dr. Mrozek", "mister and missus drew saw doctor mrozek"),
     ],
 )
 def test_normalise(raw, clean):
