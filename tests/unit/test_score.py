@@ -16,7 +16,7 @@ from lpa.score import bootstrap, distances, normalise, score
     ("raw", "clean"),
     [
         ("GO DO YOU HEAR", "go do you hear"),
-        ("  It’s  “well-known” — Mr. O‘Neil's!\n", "it's well known mr o'neil's"),
+        ("  It’s  “well-known” — Mr. O‘Neil's!\n", "it's well known mister o'neil's"),
         ("Café naïve Ångström", "cafe naive angstrom"),
         ("and/or", "and or"),
         ("Apollo 13", "apollo one three"),
