@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import LpaError, choose
+from ..run import find_model
 from .clock import in_child, measure, milliseconds, peak_mb, speedup
 
 RATE = 16000
@@ -153,6 +154,7 @@ def choose_variants(source: str | None, size: str, mixers: Sequence[str]) -> lis
 
         if mixers:
             raise LpaError(f"{source} has its mixers already; name a --size to choose others")
+        source = find_model(source)
         if not (Path(source) / "plan.json").is_file():
             raise LpaError(f"{source} is no model folder (no plan.json); convert a model first, or name a --size")
         plan = Plan.read(Path(source))
