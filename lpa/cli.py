@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -159,11 +160,16 @@ def transcribe(
         float | None, typer.Option(help="Hear so many seconds at a time, and not all at once; not exact.")
     ] = None,
     latency: Annotated[float | None, typer.Option(help="Look no more than so many seconds ahead.")] = None,
+    device: Annotated[str, typer.Option(help="Of the torch backend: cpu or cuda.")] = "cpu",
+    compiled: Annotated[
+        bool, typer.Option("--compile", help="torch.compile the mixers: slow to start, then quicker on a GPU.")
+    ] = False,
 ) -> None:
     """Print what is said in audio files, or write it as text, subtitles or JSON with the time of every word."""
     from .transcribe import transcribe_files
 
-    if transcribe_files(files, model, backend=backend, form=form, out=out, chunk=chunk, latency=latency):
+    how = partial(transcribe_files, backend=backend, form=form, out=out, chunk=chunk, latency=latency)
+    if how(files, model, device=device, compiled=compiled):
         raise typer.Exit(1)
 
 

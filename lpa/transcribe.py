@@ -282,11 +282,13 @@ def transcribe_files(
     out: Path | None = None,
     chunk: float | None = None,
     latency: float | None = None,
+    device: str = "cpu",
+    compiled: bool = False,
 ) -> int:
     """`lpa transcribe`: results to stdout or to one file each in `out`, all else to stderr. How many files failed."""
     write = choose(form, FORMATS, "format")
     targets = name_outputs(files, form, out)
-    listener = open_model(model, backend, latency)
+    listener = open_model(model, backend, latency, device, compiled)
     failed = 0
     with progress_bar(files) as bar:
         for name, target in zip(files, targets, strict=True):

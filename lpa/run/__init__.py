@@ -88,6 +88,10 @@ class Listener(ABC):
                 f"export it again with --latency {seconds:g}, or use --backend torch"
             )
 
+    def settle(self, device: str, compiled: bool) -> None:
+        """Work on a device, with mixers compiled; only torch can."""
+        raise LpaError(f"{self.backend} has no --device and no --compile; add --backend torch")
+
     def transcribe(self, source: str | Path | bytes | np.ndarray, **options: Any) -> Transcript:
         """What is said in a file, a file's bytes or an array of samples: see `lpa.transcribe.transcribe`."""
         from ..transcribe import transcribe
@@ -122,16 +126,25 @@ def open_torch(source: str | Path) -> Listener:
 BACKENDS = {"mlx": open_mlx, "onnx": open_onnx, "torch": open_torch}
 
 
-def open_model(source: str | Path, backend: str | None = None, latency: float | None = None) -> Listener:
+def open_model(
+    source: str | Path,
+    backend: str | None = None,
+    latency: float | None = None,
+    device: str = "cpu",
+    compiled: bool = False,
+) -> Listener:
     """A model in a backend; in ONNX Runtime where nothing is said and the folder has model.onnx.
 
-    latency: look no more than so many seconds ahead.
+    latency: look no more than so many seconds ahead. device, compiled: torch's device, and its compiler for the mixers,
+    which takes a minute and pays on a GPU.
     """
     folder = find_model(str(source))
     backend = backend or ("onnx" if (Path(folder) / "model.onnx").is_file() else "torch")
     listener = choose(backend, BACKENDS, "backend")(folder)
     if latency is not None:
         listener.limit(latency)
+    if compiled or device != "cpu":
+        listener.settle(device, compiled)
     return listener
 
 

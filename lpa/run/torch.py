@@ -30,6 +30,15 @@ class TorchListener(Listener):
         limit_lookahead(self.model, seconds)
         self.field = model_field(self.model)
 
+    def settle(self, device: str, compiled: bool) -> None:
+        try:
+            self.model.to(device)
+        except (RuntimeError, AssertionError) as error:  # no such device, no driver for it, no build for it
+            raise LpaError(f"--device {device}: {str(error).splitlines()[0]}; use cpu") from None
+        if compiled:
+            for index in self.model.swaps:  # a whole layer tells the model what it did, which no compiled code can
+                mixer_at(self.model, index).compile(dynamic=True)
+
     @classmethod
     def load(cls, source: str | Path) -> TorchListener:
         folder = Path(source)

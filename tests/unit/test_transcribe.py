@@ -18,9 +18,9 @@ from tiny_models import make
 
 from lpa import audio, transcribe
 from lpa.errors import LpaError
-from lpa.run import DEFAULT
+from lpa.run import DEFAULT, open_model
 from lpa.run.torch import TorchListener
-from lpa.surgery import save, swap
+from lpa.surgery import mixer_at, save, swap
 from lpa.transcribe import forecast, hear, spans
 
 CLIP = next((Path(__file__).parents[1] / "data" / "librivox").glob("*.flac"))
@@ -355,3 +355,27 @@ def test_no_network_at_run_time(folder, tiny, tmp_path, clips):
     assert (done.returncode, done.stdout) == (0, transcribe.transcribe(tiny, clips[0]).text + "\n"), done.stderr
     probe = [sys.executable, "-c", block + "import urllib.request; urllib.request.urlopen('http://127.0.0.1:9')"]
     assert "RuntimeError: network" in subprocess.run(probe, capture_output=True, text=True, check=False).stderr
+
+
+def test_device_and_compiler_are_torchs(run, clips):
+    code, _, said = run("transcribe", str(clips[0]), "--compile")
+    assert (code, said) == (1, "lpa: onnx has no --device and no --compile; add --backend torch\n")
+    code, _, said = run("transcribe", str(clips[0]), "--backend", "torch", "--device", "nowhere")
+    assert code == 1
+    assert said.startswith("lpa: --device nowhere: ")
+    assert said.count("\n") == 1
+
+
+def test_compiled_mixers_say_the_same(tmp_path):
+    """The compiler's own passes without its C++: what runs is what it traced."""
+    model = make("whisper-fixed-floor")
+    for site in model.sites():
+        swap(model, site, "pyramid")
+    folder = save(model, tmp_path / "pyramid")
+    plain, compiled = open_model(folder, "torch"), open_model(folder, "torch", compiled=True)
+    mixers = [mixer_at(compiled.model, index) for index in compiled.model.swaps]
+    assert mixers
+    for mixer in mixers:
+        mixer.compile(dynamic=True, backend="aot_eager")
+    samples = np.random.default_rng(0).uniform(-0.5, 0.5, 16000).astype(np.float32)
+    np.testing.assert_allclose(compiled.run(samples), plain.run(samples), atol=1e-4)
