@@ -91,7 +91,7 @@ def whole_models(found: list[Record]) -> str:
 def models(found: list[Record]) -> str:
     """What was tested on speech nobody trained on: the models that are in the repository, or all where none is."""
     unheard = [r for r in found if (split_of(r) or "").startswith("test")]
-    shipped = [r for r in unheard if r["model"].startswith("models/")]
+    shipped = [r for r in unheard if r["model"] == "default" or r["model"].startswith("models/")]
     return block(quality.tested(shipped or unheard))
 
 
@@ -109,4 +109,5 @@ BLOCKS: dict[str, Callable[[list[Record]], str]] = {
     "models": models,
     "peers": lambda found: block(speed.peers(found)),
     "speed": whole_models,
+    "start-to-text": lambda found: block(speed.start_to_text(found)),
 }
