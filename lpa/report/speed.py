@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from . import paper
 from .items import DIFFERENT, IMPOSSIBLE, OURS, REPRODUCED, Cell, Chart, Figure, Grid, Item, Line, Verdict
-from .measured import Record, figure, grouped
+from .measured import Record, figure, grouped, split_of
 from .quality import missing
 
 FRAMES_A_SECOND = 50
@@ -268,7 +268,7 @@ def peers(found: list[Record]) -> Item:
     rows: list[list[Cell]] = []
     for (model, data), some in heard.items():
         factor, memory = figure(some, "real_time_factor", 3), figure(some, "peak_mb", 0)
-        rows.append([model, data, figure(some, "wer"), factor, memory])
+        rows.append([model, split_of(some[-1]) or data, figure(some, "wer"), factor, memory])
     columns = ("recogniser", "data", "WER %", "real-time factor", "peak MB")
     verdict = Verdict(OURS, "the same files in turn, each in a process of its own") if rows else missing([PEERS])
     grid = Grid(columns, rows, ours=frozenset({2, 3, 4}))
