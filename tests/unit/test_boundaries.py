@@ -19,7 +19,7 @@ NO_TORCH = (
 )
 VERBS = [
     *("inspect", "evaluate", "train", "import-whisper", "compact", "transcribe", "export", "enhance"),
-    *("data", "data check", "bench", "bench layer", "bench model", "bench peers", "bench roofline"),
+    *("data", "data check", "bench", "bench layer", "bench model", "bench peers", "bench roofline", "bench transcribe"),
 ]
 VERBS += ["report", "show"]
 VERBS += ["sweep", "convert", "control", "ablate", "plan", "table"]
