@@ -6,7 +6,6 @@ import json
 import os
 import sys
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -168,8 +167,17 @@ def transcribe(
     """Print what is said in audio files, or write it as text, subtitles or JSON with the time of every word."""
     from .transcribe import transcribe_files
 
-    how = partial(transcribe_files, backend=backend, form=form, out=out, chunk=chunk, latency=latency)
-    if how(files, model, device=device, compiled=compiled):
+    if transcribe_files(
+        files,
+        model,
+        backend=backend,
+        form=form,
+        out=out,
+        chunk=chunk,
+        latency=latency,
+        device=device,
+        compiled=compiled,
+    ):
         raise typer.Exit(1)
 
 

@@ -18,7 +18,7 @@ from .families import create, load
 from .families.base import SpeechModel
 from .inspect import describe
 from .run import open_model
-from .score import distances
+from .score import distances, normalise
 from .sources import Utterance, open_source
 
 ROOT = Path(__file__).parents[1]  # the demo belongs to the repository: its clip is not part of the package
@@ -54,7 +54,7 @@ def show_speech(console: Console, model: str, utterance: Utterance) -> None:
     text = listener.transcribe(samples).text
     wall = statistics.median(measure({"": partial(listener.transcribe, samples)}, ROUNDS)[""])
     words = utterance.text.split()
-    wrong = distances([(words, text.split())])[0]
+    wrong = distances([(words, normalise(text).split())])[0]
     console.print(f"[bold]{escape(Path(str(utterance.audio)).name)}[/bold], {seconds:.1f} s, read for LibriVox")
     grid = Table.grid(padding=(0, 2))
     grid.add_row("reference", utterance.text)

@@ -1,9 +1,10 @@
 """More text for recipes/speak.py: lines out of two free dictionaries, for the words that books seldom use.
 
-    python recipes/dictionary_text.py --gcide gcide.dict.dz --wordnet wn.dict.dz --books DIR --apart FILE... --out DIR
+    python recipes/dictionary_text.py --gcide FILE --wordnet FILE --books DIR --voice DIR --apart FILE… --out DIR
 
 --gcide, --wordnet  databases of Debian's dict-gcide and dict-wn
 --books   sentences.txt: a third of the lines are its sentences with some words exchanged for those of the dictionaries
+--voice   voice.json, which numbers the phonemes
 --apart   transcripts (*.trans.txt) that no line may share seven words in a row with
 --out     sentences.txt and phonemes.npz, as speak.py reads them, in random order
 

@@ -1,11 +1,10 @@
 """Make synthetic speech with a Piper voice, as packed shards that `lpa train` reads while more are being made.
 
-    python recipes/speak.py --voice DIR --text DIR --out DIR --workers N [--limit N] [--seconds S] [--takes N] [--cuda]
+    python recipes/speak.py --voice DIR --text DIR --out DIR --workers N [--limit N] [--seconds MAX] [--cuda]
 
 --voice  skeleton.onnx (the network), weights_fp16.npz (its weights by name) and voice.json
 --text   sentences.txt and, line for line, phonemes.npz (flat: phoneme ids, lens: how many a sentence has)
 --out    NNNNN.npz: audio (int16, 16 kHz, end to end), lengths, text, speaker; 40 utterances each
---takes  say all sentences this often, each time with another speaker, pace and noise
 --cuda   the network's last two parts, which are seven eighths of its work, run on a GPU, a shard at once
 
 A shard depends on its number, --seed and --cuda alone, appears under its name only when it is whole, and is not made
@@ -203,8 +202,7 @@ def work(worker: int, options: argparse.Namespace, network: Path, numbers: list[
         rng = np.random.default_rng([options.seed, number])
         kind = CudaVoice if options.cuda else Voice
         voice = kind(network, options.voice / "voice.json", seed=int(rng.integers(2**31)))
-        first = number % shards(options.limit) * SIZE
-        rows = range(first, min(first + SIZE, options.limit))
+        rows = range(number * SIZE, min((number + 1) * SIZE, options.limit))
         clips, speakers = voice.speak([phonemes[ends[j - 1] if j else 0 : ends[j]] for j in rows], rng)
         lengths = np.array([len(c) for c in clips], np.int64)
         write(
@@ -216,10 +214,6 @@ def work(worker: int, options: argparse.Namespace, network: Path, numbers: list[
         )
         with made.get_lock():
             made.value += float(lengths.sum()) / RATE
-
-
-def shards(sentences: int) -> int:
-    return -(-sentences // SIZE)
 
 
 def seconds_in(path: Path) -> float:
@@ -234,7 +228,6 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=os.cpu_count())
     parser.add_argument("--limit", type=int, help="sentences, from the first (all)")
     parser.add_argument("--seconds", type=float, default=0.0, help="stop at this much speech, what is there included")
-    parser.add_argument("--takes", type=int, default=1)
     parser.add_argument("--cuda", action="store_true")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
@@ -246,7 +239,7 @@ def main() -> int:
     options.out.mkdir(parents=True, exist_ok=True)
 
     there = {int(p.stem) for p in options.out.glob("[0-9]*.npz")}
-    todo = [n for n in range(options.takes * shards(options.limit)) if n not in there]
+    todo = [n for n in range(-(-options.limit // SIZE)) if n not in there]
     spawn = multiprocessing.get_context("spawn")
     made = spawn.Value("d", sum(seconds_in(options.out / f"{n:05d}.npz") for n in there))
     before, start = made.value, time.monotonic()

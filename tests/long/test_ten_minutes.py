@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from lpa import align, audio, families
-from lpa.run import find_model, open_model
+from lpa.run import open_model
 from lpa.run.torch import TorchListener
 from lpa.stream import Blocks, file_frames
 
@@ -48,7 +48,7 @@ def test_blocks(speech, one_pass):
 
 
 def test_torch_batched_and_single(speech, one_pass):
-    model = families.load(find_model("default"), dtype=torch.float32)
+    model = families.load("default", dtype=torch.float32)
     short = len(speech) // 3
     batch = torch.zeros(2, len(speech))
     batch[0], batch[1, :short] = torch.from_numpy(speech), torch.from_numpy(speech[:short])
