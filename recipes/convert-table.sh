@@ -9,6 +9,7 @@
 # LPA_SYNTHETIC  more speech to train on, if set
 # LANES     runs side by side (5): a step of these models is bound by launching its kernels, not by the GPU
 # ONLY      only jobs whose name matches this pattern                    LPA      the command (lpa)
+# MEASURE   empty: train only, measure another time
 #
 # Outside a git clone set LPA_COMMIT, or nothing is recorded. What is trained hears dev-clean less four speakers, who judge it;
 # what comes out is then measured on test-clean.
@@ -46,63 +47,78 @@ export -f left run
 # --- what is run: NAME<TAB>COMMAND, in the order of importance
 
 heard="--data $LPA_DATA/dev-clean"
+keep="--held-out 1272,2035,5338,6241 --set train.cache=$CACHE --set front_gb=8.0 --set train.pad_seconds=1.0"
+train="$heard $keep"
 [ -n "${LPA_SYNTHETIC:-}" ] && heard="$heard --data $LPA_SYNTHETIC --set shares=[0.4,0.6]"
-train="$heard --held-out 1272,2035,5338,6241 --set train.cache=$CACHE --set front_gb=8.0 --set train.pad_seconds=1.0"
 masks="--set train.time_masks=4.0 --set train.time_mask_seconds=0.3"
-best="$train $masks --recipe best"
+best="$heard $keep $masks --recipe best"
 placeless="$best --set positions=false"
 # the paper's epochs, scaled: its 8 of a stage are of 100 to 360 h
-half="--set warm_epochs=1.0 --set settle_epochs=4.0 --set align_epochs=2.5 --set final_epochs=4.0"
-eighth="--set warm_epochs=0.25 --set settle_epochs=1.0 --set align_epochs=0.625 --set final_epochs=1.0"
+scaled="--set warm_epochs=0.75 --set settle_epochs=3.0 --set align_epochs=2.0 --set final_epochs=3.0"
+ablated="--set warm_epochs=0.2 --set settle_epochs=0.5 --set align_epochs=0.4 --set final_epochs=0.75"
 
-pair() { # NAME ARGUMENTS…: a conversion, then its control
-    printf '%s\trun convert %s %s && run control %s-control %s\n' "$1" "$1" "${*:2}" "$1" "$RUNS/$1"
+after() { # FILE COMMAND…: once the file is there
+    while [ ! -e "$1" ] && [ "$(date +%s)" -lt "$DEADLINE" ]; do sleep 0.5; done
+    "${@:2}"
+}
+export -f after
+
+pair() { # NAME ARGUMENTS…: a conversion, then its control; both wait for $WAIT, if that is set
+    printf '%s\t%srun convert %s %s && run control %s-control %s\n' "$1" "${WAIT:+after $WAIT }" "$1" "${*:2}" "$1" "$RUNS/$1"
 }
 one() { printf '%s\trun convert %s %s\n' "$1" "$1" "${*:2}"; }
+swept() { # MIXER NAME ARGUMENTS…: a conversion that takes its order from a sweep
+    printf '%s\tafter %s run convert %s %s --set sweep=%s\n' "$2" "$RUNS/sweep-$1/sweep.json" "$2" "${*:3}" "$RUNS/sweep-$1"
+}
 
-sweeps() {
-    printf 'sweep-pyramid\trun sweep sweep-pyramid %s %s --mixer pyramid\n' "$WAVE" "$train"
-    printf 'sweep-lpa\trun sweep sweep-lpa %s %s --mixer lpa\n' "$WAVE" "$train"
+of_whisper() {
     # with no training: as many keys in a window as the pyramid has windows
-    for model in "$WHISPER" "$WAVE"; do
-        one "free-$(basename "$model")-pyramid" "$model --recipe none --mixer pyramid"
-        one "free-$(basename "$model")-window" "$model --recipe none --mixer window --set mixer_config.side=16"
+    one free-whisper-pyramid "$WHISPER --recipe none --mixer pyramid"
+    one free-whisper-window "$WHISPER --recipe none --mixer window --set mixer_config.side=16"
+    pair default-0 "$WHISPER $placeless"
+    for mixer in window conv summary ladder; do one "default-$mixer" "$WHISPER $placeless --mixer $mixer"; done
+    one default-window16 "$WHISPER $placeless --mixer window --set mixer_config.side=16"
+    for seed in 1 2; do pair default-$seed "$WHISPER $placeless --set seed=$seed"; done
+    for epochs in 0.2 0.6 2.0 4.0; do # WER against training seconds
+        one "default-epochs-$epochs" "$WHISPER $placeless --set settle_epochs=$epochs"
     done
+    # what the positions cost
+    one default-positions "$WHISPER $best"
     one free-default "$WHISPER $train --recipe none --mixer pyramid --set positions=false"
 }
 
-conversions() {
-    local eight="--layers 8 --set sweep=$RUNS/sweep-pyramid"
-    pair default-0 "$WHISPER $placeless"
-    one default-unplaced "$WHISPER $placeless --set mixer_config.places=false"
-    # what the positions cost, and whether windows at fixed distances make up for them where they matter most
-    one default-positions "$WHISPER $best"
-    one default-mixed "$WHISPER $placeless --mixer ladder,ladder,ladder,ladder,pyramid,pyramid"
-    pair all-0 "$WAVE $best"
-    one paper "$WAVE $train --recipe paper $half --set sweep=$RUNS/sweep-lpa"
-    pair eight-0 "$WAVE $best $eight"
+of_wave() { # the longest first: a lane each
+    local short="--set settle_epochs=6.0"
+    eight() { # SEED
+        WAIT=$RUNS/sweep-pyramid/sweep.json \
+            pair "eight-$1" "$WAVE $best $short --layers 8 --set sweep=$RUNS/sweep-pyramid --set seed=$1"
+    }
+    printf 'sweep-lpa\trun sweep sweep-lpa %s %s --mixer lpa\n' "$WAVE" "$train"
+    printf 'sweep-pyramid\trun sweep sweep-pyramid %s %s --mixer pyramid\n' "$WAVE" "$train"
+    swept lpa paper "$WAVE $train --recipe paper $scaled"
+    printf 'ablate\tafter %s run ablate ablate %s %s %s --layers 8 --set sweep=%s\n' \
+        "$RUNS/sweep-lpa/sweep.json" "$WAVE" "$train" "$ablated" "$RUNS/sweep-lpa"
+    pair all-0 "$WAVE $best $short"
+    eight 0
+    one free-wave-pyramid "$WAVE --recipe none --mixer pyramid"
+    one free-wave-window "$WAVE --recipe none --mixer window --set mixer_config.side=16"
     for seed in 1 2; do
-        pair default-$seed "$WHISPER $placeless --set seed=$seed"
-        pair all-$seed "$WAVE $best --set seed=$seed"
-        pair eight-$seed "$WAVE $best $eight --set seed=$seed"
+        pair all-$seed "$WAVE $best $short --set seed=$seed"
+        eight $seed
     done
-    for mixer in window conv summary ladder; do
-        one "all-$mixer" "$WAVE $best --mixer $mixer"
-    done
-    one default-window "$WHISPER $placeless --mixer window"
-    for mixer in conv summary ladder; do one "default-$mixer" "$WHISPER $placeless --mixer $mixer"; done
-    one all-window16 "$WAVE $best --mixer window --set mixer_config.side=16"
-    one default-window16 "$WHISPER $placeless --mixer window --set mixer_config.side=16"
-    for minutes in 1.0 0.5 0.25 2.0 4.0; do # WER against training seconds
-        one "default-min-$minutes" "$WHISPER $placeless --set minutes=$minutes"
-    done
-    one paper-depth "$WAVE $train --recipe paper $half --layers 8 --order depth"
-    one paper-random "$WAVE $train --recipe paper $half --layers 8 --order random:0"
-    printf 'ablate\trun ablate ablate %s %s %s --layers 8 --set sweep=%s\n' "$WAVE" "$train" "$eighth" "$RUNS/sweep-lpa"
+    one all-window16 "$WAVE $best $short --mixer window --set mixer_config.side=16"
+    for mixer in window conv summary ladder; do one "all-$mixer" "$WAVE $best $short --mixer $mixer"; done
+    one paper-depth "$WAVE $train --recipe paper $scaled --layers 8 --order depth"
+    one paper-random "$WAVE $train --recipe paper $scaled --layers 8 --order random:0"
+    # the planner: what it predicts, what that comes to as it is, and after training
+    printf 'plan\t%s plan %s %s --mixer pyramid --mixer ladder --mixer window --budget 2 --out %s && %s && %s\n' \
+        "$LPA" "$WAVE" "$train" "$RUNS/plan" \
+        "run convert plan-free $WAVE $train --recipe none --plan $RUNS/plan/choice.json" \
+        "run convert plan-best $WAVE $best $short --plan $RUNS/plan/choice.json"
 }
 
 lanes() { # read jobs, run LANES at a time in their order
-    grep -E -- "$ONLY" | cut -f2 | tr '\n' '\0' | xargs -0 -r -P "$LANES" -I{} bash -c '{}' || true
+    awk -F'\t' -v only="$ONLY" '$1 ~ only { print $2 }' | tr '\n' '\0' | xargs -0 -r -P "$LANES" -I{} bash -c '{}' || true
 }
 
 # --- how it is measured: whole utterances, joined ones, gates at other temperatures; a process for a few models
@@ -121,18 +137,16 @@ measure() { # KIND OPTIONS MODEL…: those that are there and were not measured 
 }
 export -f measure
 
-measurements() {
+measurements() { # every model that came out, and every depth of the paper's recipe
     local joins="--join 5 --join 20 --join 60 --join 180 --join 600" taus="--tau 0.5 --tau 0.1 --tau 0.01 --tau hard"
-    find "$RUNS" -path '*/model/plan.json' ! -path "$RUNS/ablate/*/step-*" ! -path '*-control/step-*' ! -path "$RUNS/all-*/step-*" \
-        ! -path "$RUNS/eight-*/step-*" ! -path "$RUNS/default-*/step-*" ! -path "$RUNS/free-*/step-*" -printf '%h\n' | sort |
+    find "$RUNS" -path '*/model/plan.json' \( ! -path '*/step-*' -o -path "$RUNS/paper*/step-*" \) -printf '%h\n' | sort |
         { echo "$WHISPER"; echo "$WAVE"; cat; } | xargs -n 6 printf 'whole\tmeasure whole "" %s %s %s %s %s %s\n'
-    for model in "$WHISPER" "$RUNS/default-0/model" "$WAVE" "$RUNS/all-0/model" "$RUNS/all-window16/model"; do
+    for model in "$WHISPER" "$RUNS/default-0/model" "$WAVE" "$RUNS/all-0/model" "$RUNS/all-window16/model" "$RUNS/paper/step-08/model"; do
         printf 'join\tmeasure join "%s" %s\n' "$joins" "$model"
     done
     printf 'tau\tmeasure tau "%s" %s %s\n' "$taus" "$RUNS/paper/step-04/model" "$RUNS/paper/step-08/model"
 }
 
-sweeps | lanes
-conversions | lanes
-measurements | lanes
+{ of_whisper; of_wave; } | lanes
+[ -n "${MEASURE-yes}" ] && measurements | ONLY= lanes
 echo "finished runs: $(find "$RUNS" -maxdepth 2 -name result.json | wc -l); records in $RESULTS"

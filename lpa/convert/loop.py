@@ -361,6 +361,7 @@ class Conversion:
         figures |= {f"training_{name}": sum(stage[name] for stage in stages) for name in ("steps", "seconds")}
         if "seconds" in found:
             figures["seconds"] = found["seconds"]
+        told = {"predicted": found["predicted"], "outcome": found["outcome"]} if found.get("predicted") else {}
         records.write(
             kind,
             what=what,
@@ -371,6 +372,7 @@ class Conversion:
             folder=self.record,
             config=self.config.to_dict(),
             network={"layers": self.sites, "mixers": sorted({s.mixer for s in self.swaps.values()})},
+            **told,
         )
 
     # --- what goes where

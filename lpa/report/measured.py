@@ -26,7 +26,7 @@ SPLITS = ("dev-clean", "dev-other", "test-clean", "test-other")
 # what differs between a conversion and its control, or does not decide how either was trained
 UNMATCHED = (
     *("keep_attention", "order", "layers", "budget", "plan", "sweep", "sweep_settings", "allocate", "max_minutes"),
-    *("seed", "model", "front_gb", "positions"),
+    *("seed", "model", "front_gb", "positions", "mixer", "mixer_config"),
 )
 
 
@@ -219,12 +219,13 @@ def results(found: Iterable[Record]) -> list[Result]:
     return sorted(made, key=lambda r: (r.model, r.layers, r.name))
 
 
-def training_key(record: Record) -> tuple[str | None, str, int, str]:
+def training_key(record: Record) -> tuple[str, str, int, str]:
     """What a conversion and its control share, but for the first: the model, the number of layers, the training."""
     config = record["config"]
     shared = {k: v for k, v in config.items() if k not in UNMATCHED}
-    kept = "control" if config["keep_attention"] else config["order"] if config["progressive"] else ""
-    return kept, base_name(record), layers_of(record), repr(sorted(shared.items()))
+    order = config["order"] if config["progressive"] else ""
+    own = (order, config["plan"], config["positions"], config["mixer"], sorted(config["mixer_config"].items()))
+    return "control" if config["keep_attention"] else repr(own), base_name(record), layers_of(record), repr(sorted(shared.items()))
 
 
 def layers_of(record: Record) -> int:
