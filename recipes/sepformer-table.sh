@@ -31,20 +31,21 @@ control() { # OF NAME: as soon as it is settled which layers, in which order
     $LPA control "$RUNS/$1" --out "$RUNS/$2" >"$RUNS/$2.log" 2>&1
 }
 
-$LPA train "$RECIPES/sepformer.toml" --out "$RUNS/sepformer" --set minutes="$MINUTES" --set cache="$RUNS/cache"
+$LPA train "$RECIPES/sepformer.toml" --out "$RUNS/sepformer" --set minutes="$MINUTES" --set paths.data="$LPA_DATA" --set cache="$RUNS/cache"
 
 # Side by side: a step is bound by launching its kernels as much as by the GPU.
 jobs=()
 for mixer in pyramid lpa summary; do
     convert "sepformer-$mixer" sepformer-convert --mixer $mixer & jobs+=($!)
 done
+convert sepformer-window sepformer-convert --mixer window --set mixer_config.side=16 & jobs+=($!)
 control sepformer-pyramid sepformer-control & jobs+=($!)
 convert sepformer-all sepformer-all & jobs+=($!)
 control sepformer-all sepformer-all-control & jobs+=($!)
 for job in "${jobs[@]}"; do wait "$job" || echo "a conversion failed; see $RUNS/*.log" >&2; done
 
 measure() { $LPA table "$@" --data "$TEST" --limit "$LIMIT" --device "$DEVICE" --record --results "$RESULTS"; }
-measure "$RUNS"/sepformer-{lpa,pyramid,summary,control} & jobs=($!)
+measure "$RUNS"/sepformer-{lpa,pyramid,window,summary,control} & jobs=($!)
 measure "$RUNS"/sepformer-all "$RUNS"/sepformer-all-control & jobs+=($!)
 for noise in white babble; do
     $LPA evaluate --model "$MODEL" --model "$RUNS/sepformer-pyramid/model" --model "$RUNS/sepformer-all/model" \

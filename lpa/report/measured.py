@@ -225,7 +225,12 @@ def training_key(record: Record) -> tuple[str, str, int, str]:
     shared = {k: v for k, v in config.items() if k not in UNMATCHED}
     order = config["order"] if config["progressive"] else ""
     own = (order, config["plan"], config["positions"], config["mixer"], sorted(config["mixer_config"].items()))
-    return "control" if config["keep_attention"] else repr(own), base_name(record), layers_of(record), repr(sorted(shared.items()))
+    return (
+        "control" if config["keep_attention"] else repr(own),
+        base_name(record),
+        layers_of(record),
+        repr(sorted(shared.items())),
+    )
 
 
 def layers_of(record: Record) -> int:
