@@ -54,7 +54,7 @@ masks="--set train.time_masks=4.0 --set train.time_mask_seconds=0.3"
 best="$heard $keep $masks --recipe best"
 placeless="$best --set positions=false"
 # the paper's epochs, scaled: its 8 of a stage are of 100 to 360 h
-scaled="--set warm_epochs=0.75 --set settle_epochs=3.0 --set align_epochs=2.0 --set final_epochs=3.0"
+scaled="--set warm_epochs=0.5 --set settle_epochs=2.0 --set align_epochs=1.0 --set final_epochs=2.0"
 ablated="--set warm_epochs=0.2 --set settle_epochs=0.5 --set align_epochs=0.4 --set final_epochs=0.75"
 
 after() { # FILE COMMAND…: once the file is there
@@ -88,7 +88,7 @@ of_whisper() {
 }
 
 of_wave() { # the longest first: a lane each
-    local short="--set settle_epochs=6.0"
+    local short="--set settle_epochs=4.0"
     eight() { # SEED
         WAIT=$RUNS/sweep-pyramid/sweep.json \
             pair "eight-$1" "$WAVE $best $short --layers 8 --set sweep=$RUNS/sweep-pyramid --set seed=$1"

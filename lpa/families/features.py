@@ -85,10 +85,13 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int) -> Tens
 
 
 def norm_into(conv: Any, norm: nn.GroupNorm, audio: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
-    """`fold_norm` for a batch, with gradients: every row's own weight (B, O, kernel) and bias (B, O)."""
+    """`fold_norm` for a batch, with gradients: every row's own weight (B, O, kernel) and bias (B, O).
+
+    In float64, as there: what a filter lets through can be so little of the samples' power that float32 rounds it away.
+    """
     with torch.autocast(audio.device.type, enabled=False):
         kernel, stride = conv.kernel_size[0], conv.stride[0]
-        windows = audio.float().unfold(1, kernel, stride)  # (B, T, kernel)
+        windows = audio.double().unfold(1, kernel, stride)  # (B, T, kernel)
         frames = torch.full((len(audio), 1), windows.shape[1], device=audio.device)
         if lengths is not None:
             frames = ((lengths - kernel) // stride + 1).clamp(min=1).unsqueeze(1)  # (B, 1)
@@ -97,10 +100,10 @@ def norm_into(conv: Any, norm: nn.GroupNorm, audio: Tensor, lengths: Tensor | No
         mean = (windows * own).sum(1, keepdim=True) / count  # (B, 1, kernel)
         centred = (windows - mean) * own
         covariance = centred.transpose(1, 2) @ centred / count  # (B, kernel, kernel)
-        w = conv.weight.squeeze(1).float()  # (O, kernel)
-        variance = ((w @ covariance) * w).sum(-1)  # (B, O)
-        scale = norm.weight.float() * torch.rsqrt(variance + norm.eps)
-        shift = norm.bias.float() - scale * (mean @ w.T).squeeze(1)
+        w = conv.weight.squeeze(1).double()  # (O, kernel)
+        variance = ((w @ covariance) * w).sum(-1).clamp(min=0)  # (B, O)
+        scale = norm.weight.double() * torch.rsqrt(variance + norm.eps)
+        shift = norm.bias.double() - scale * (mean @ w.T).squeeze(1)
         return (w * scale.unsqueeze(-1)).to(conv.weight.dtype), shift.to(conv.weight.dtype)
 
 

@@ -101,3 +101,17 @@ def test_strides_it_has_no_views_for():
 def test_gelu_in_place_is_gelu():
     x = torch.randn(100)
     assert torch.equal(torch.ops.aten.gelu_(x.clone()), F.gelu(x))
+
+
+def test_a_filter_that_lets_little_through_is_normed_as_well_in_a_batch():
+    """Slow waves through filters of differences: in float32 their variance would be lost in the samples' power."""
+    model = make("wav2vec2", layers=1)
+    layers = model.trunk.feature_extractor.conv_layers
+    with torch.no_grad():
+        weight = layers[0].conv.weight  # (O, 1, kernel)
+        weight.copy_(torch.randn(weight.shape).cumsum(-1).diff(n=2, dim=-1, prepend=torch.zeros(len(weight), 1, 2)))
+        weight -= weight.mean(-1, keepdim=True)
+        audio = torch.sin(torch.arange(16000) / 400).repeat(2, 1)
+        one = features.convolve(audio[:1], layers, model.frames(16000))
+        both = features.convolve_batch(audio, torch.tensor([16000, 9000]), layers)
+    assert (both[:1] - one).abs().max() <= 1e-4 * one.abs().max()
