@@ -34,6 +34,8 @@ OURS_ALONE = (
         quality.by_training,
         quality.by_temperature,
         quality.by_latency,
+        quality.planned,
+        quality.cleaned,
     ),
     *(speed.start_to_text, speed.peers, speed.layer_table),
 )

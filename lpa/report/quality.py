@@ -9,6 +9,7 @@ from typing import Any
 from . import paper
 from .items import DIFFERENT, MISSING, OURS, REPRODUCED, Cell, Chart, Figure, Grid, Item, Line, Verdict
 from .measured import (
+    EPOCHS,
     Record,
     ablation_row,
     as_it_is,
@@ -438,6 +439,38 @@ def by_training(found: list[Record]) -> Item:
     command = f"{BEST} --set minutes=1"
     verdict = Verdict(OURS, "all stages of a conversion added up") if lines else missing([command])
     return Item("training", "Ours", "How little training will do", verdict, charts=[chart])
+
+
+def planned(found: list[Record]) -> Item:
+    """What the planner said a choice of mixers would cost, and what it came to."""
+    finals = [r for r in found if r["kind"] == "convert" and r["what"] == "final" and r.get("predicted")]
+    rows: list[list[Cell]] = []
+    for record in finals:
+        trained = "trained" if any(record["config"][name] for name in EPOCHS) else "as they are"
+        came = (record.get("outcome") or {}).get("wer_points")
+        said = record["predicted"].get("wer_points")
+        mixers = ", ".join(record["network"]["mixers"])
+        rows.append([base_name(record), mixers, str(record["figures"]["layers"]), trained])
+        rows[-1] += [None if v is None else signed(v) for v in (said, came)]
+    command = "lpa plan models/wav2vec2-12 " + DATA + " --budget 2 --out runs/plan"
+    why = "predicted: what each layer loses alone, added up; on the held-out speakers"
+    verdict = Verdict(OURS, why) if rows else missing([command, "lpa convert … --plan runs/plan/choice.json --record"])
+    columns = ("model", "mixers", "layers", "mixers are", "predicted, points", "came to")
+    return Item("plan", "Ours", "The planner, judged", verdict, Grid(columns, rows, ours=frozenset({5})))
+
+
+def cleaned(found: list[Record]) -> Item:
+    """What the enhancement models do for speech in noise, by every measure there is."""
+    rows: list[list[Cell]] = []
+    asked = [r for r in found if r["kind"] == "evaluate" and "si_snri" in r["figures"] and r.get("noise")]
+    for (model, noise), some in grouped(asked, lambda r: (r["model"].removesuffix("/model"), r["noise"])).items():
+        mixers = ", ".join((some[-1].get("network") or {}).get("mixers", [])) or "attention"
+        heard = [figure(some, name) for name in ("si_snri", "pesq", "pesq_noisy", "stoi", "stoi_noisy")]
+        rows.append([model, mixers, noise, *heard])
+    command = "lpa evaluate --model runs/sepformer/model --data LibriSpeech/test-clean --noise babble --record"
+    verdict = Verdict(OURS, "noise at 5 dB, speakers nobody trained on") if rows else missing([command])
+    columns = ("model", "mixers", "noise", "SI-SNRi, dB", "PESQ", "of the noisy", "STOI", "of the noisy")
+    return Item("cleaned", "Ours", "Noise taken out of speech", verdict, Grid(columns, rows, ours=frozenset({3, 4, 6})))
 
 
 def signed(value: float) -> str:

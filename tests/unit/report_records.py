@@ -57,6 +57,15 @@ def write(folder: Path) -> Path:
             about = {"model": f"runs/{mixer}/{layers}", "data": "LibriSpeech/test-clean", "noise": "gaussian"}
             figures = {"si_snri": start + layers / 10 if layers else 5.9}
             records.write("evaluate", what="si_snri", figures=figures, network=network, folder=folder, **about)
+    for noise in ("white", "babble"):
+        network = {"family": "sepformer", "layers": 16, "replaced": 16, "mixers": ["pyramid", "window"]}
+        about = {"model": "runs/all/model", "data": TEST, "noise": noise, "network": network}
+        figures = {"si_snri": 7.0, "pesq": 2.1, "pesq_noisy": 1.2, "stoi": 0.92, "stoi_noisy": 0.85}
+        records.write("evaluate", what="si_snri", figures=figures, folder=folder, **about)
+    chosen = {**config("none", "plan=runs/plan/choice.json").to_dict()}
+    told = {"predicted": {"wer_points": 1.9, "mflop_per_second": 700.0}, "outcome": {"wer_points": 2.6}}
+    about = {"model": MODEL, "data": DATA, "config": chosen, "network": {**NETWORK, "mixers": ["ladder", "pyramid"]}}
+    records.write("convert", what="final", figures={"wer": 11.0, "layers": 12}, folder=folder, **about, **told)
     for model in ("attention", "lpa, 12 pulses", "lpa, 36 pulses"):
         for part in ("linear projections", "whole layer"):
             figures = {"us": 1000.0 + len(model), "measured_us": 1200.0}

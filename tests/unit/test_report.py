@@ -166,6 +166,10 @@ def test_records_fill_the_tables(found):
     assert [x for x, _ in line.points] == [5, 30, 120, 600]
     assert len(made["temperature"].grid.rows) == 3
     assert [(row[2], row[3].value) for row in made["latency"].grid.rows] == [("1", 14.0), ("4", 11.0)]
+    assert [row[1:] for row in made["plan"].grid.rows] == [["ladder, pyramid", "12", "as they are", "+1.90", "+2.60"]]
+    heard = {row[2]: row[3:] for row in made["cleaned"].grid.rows if row[0] == "runs/all"}
+    assert list(heard) == ["white", "babble"]
+    assert [cell.value for cell in heard["babble"]] == [7.0, 2.1, 1.2, 0.92, 0.85]
     assert [(r[2], r[3].value) for r in made["start-to-text"].grid.rows] == [("10", 0.9), ("3,600", 80.0)]
     assert made["peers"].grid.rows[1][2].around() == "38.00–40.00, 95 %"
     assert made["table-3"].grid.columns[-1] == "ours, lpa, wav2vec2-base, torch, fp32"
@@ -261,7 +265,7 @@ def test_wrong_markers_are_one_clear_line(text, message):
 
 def test_check_fails_on_drift_and_writes_nothing(folder, tmp_path):
     file = tmp_path / "README.md"
-    file.write_text("<!-- lpa report: layers -->\nby hand\n<!-- end -->\n")
+    file.write_text("![](docs/headline.svg)\n<!-- lpa report: layers -->\nby hand\n<!-- end -->\n")
 
     def run(*options):
         command = [sys.executable, "-m", "lpa", "report", "--results", str(folder), "--readme", str(file), *options]
@@ -271,12 +275,16 @@ def test_check_fails_on_drift_and_writes_nothing(folder, tmp_path):
 
     drift = run("--check")
     assert drift.returncode == 1
-    assert drift.stderr.startswith("lpa: the tables of ")
+    assert drift.stderr.startswith(f"lpa: {file} is not what ")
     assert "by hand" in file.read_text()
     assert not (tmp_path / "out").exists()
     assert run().returncode == 0
     assert (tmp_path / "out" / "index.html").is_file()
     assert run("--check").returncode == 0
+    picture = tmp_path / "docs" / "headline.svg"
+    assert picture.read_text().count("<polyline") == 2  # the paper, and its recipe here
+    picture.write_text("by hand")
+    assert run("--check").stderr.startswith(f"lpa: {picture} is not what ")
 
 
 def test_report_needs_no_torch(folder, tmp_path):
