@@ -67,6 +67,7 @@ def evaluate(
     join: Annotated[list[float] | None, typer.Option(help="Join a speaker's utterances to so many seconds.")] = None,
     tau: Annotated[list[str] | None, typer.Option(help="Temperature of the gates: a number, or hard.")] = None,
     latency: Annotated[list[float] | None, typer.Option(help="Look no more than so many seconds ahead.")] = None,
+    chunk: Annotated[float | None, typer.Option(help="Hear no more seconds than this at once; chunks overlap.")] = None,
     noise: Annotated[str, typer.Option(help="Of models that enhance: white, pink, brown or babble.")] = "white",
     snr: Annotated[float, typer.Option(help="Of models that enhance: the noise's ratio in dB.")] = 5.0,
     limit: Annotated[int | None, typer.Option(min=1, help="Only this many utterances.")] = None,
@@ -94,7 +95,8 @@ def evaluate(
     else:
         from . import evaluate as judging
 
-        options |= {"join": join or (), "tau": tau or (), "latency": latency or (), "batch_seconds": batch_seconds}
+        options |= {"join": join or (), "tau": tau or (), "latency": latency or ()}
+        options |= {"chunk": chunk, "batch_seconds": batch_seconds}
     found = judging.evaluate_folders(model, data, **options)
     for result in found:
         if record:

@@ -27,7 +27,7 @@ from .journal import bar
 from .run.torch import TorchListener, limit_lookahead
 from .score import Score, score
 from .surgery import mixer_at
-from .transcribe import spans
+from .transcribe import check_chunk, spans
 
 GROUP = 4  # utterances that are checked in one batch, from short to long so that most are padded
 TOLERANCE = 1e-3  # of logits in float32
@@ -43,7 +43,7 @@ class Evaluation:
     wall_seconds: float
     checked: int  # utterances that were run alone as well
     largest_difference: float  # between their logits alone and in a batch
-    chunk_seconds: float | None = None  # what the model can hear at once, where a recording was longer
+    chunk_seconds: float | None = None  # what was heard at once, where a recording was longer
 
     @property
     def real_time_factor(self) -> float:
@@ -88,11 +88,11 @@ class Joined(AudioBank):
 
 
 class Chunks(AudioBank):
-    """A bank with whatever is too long for a model cut into chunks that overlap; everything else is a chunk itself."""
+    """A bank with what is longer than `most`, or than a model hears, in chunks that overlap; the rest is as it is."""
 
-    def __init__(self, bank: AudioBank, model: SpeechModel):
+    def __init__(self, bank: AudioBank, model: SpeechModel, most: float | None = None):
         self.bank = bank
-        self.seconds = longest(model)
+        self.seconds = min((s for s in (longest(model), most) if s is not None), default=None)
         long = self.seconds is not None and int(bank.lengths.max()) > self.seconds * RATE
         self.seconds = self.seconds if long else None
         listener: Any = TorchListener(model) if long else None
@@ -122,22 +122,24 @@ def evaluate(
     check: int = 16,
     device: torch.device | str | None = None,
     tolerance: float = TOLERANCE,
+    chunk: float | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Evaluation:
     """Transcribe and score a bank, in eval mode and full precision, on `device` (default: where the model is).
 
     `check` utterances, spread over the lengths, are also run alone: other logits or another transcript than in a batch
-    is an error, because then no figure of the evaluation means anything.
+    is an error, because then no figure of the evaluation means anything. `chunk`: seconds to hear at once, at most.
     """
+    check_chunk(chunk)
     home, training = next(model.parameters()).device, model.training
     model.to(device or home).eval()
     try:
         with full_precision():
-            chunks = Chunks(bank, model)
+            chunks = Chunks(bank, model, chunk)
             padded = 2 * int(chunks.lengths.min()) <= batch_seconds * RATE  # else each is a batch of its own
             difference, alone = check_batching(model, chunks, check if padded else 0, tolerance)
             start = time.perf_counter()
-            hypotheses = transcribe(model, bank, batch_seconds, progress)
+            hypotheses = transcribe(model, bank, chunks, batch_seconds, progress)
             wall = time.perf_counter() - start
     finally:
         model.to(home).train(training)
@@ -156,10 +158,13 @@ ADVICE = "padding leaks into the model or its decoding, so no figure would hold"
 
 
 def transcribe(
-    model: SpeechModel, bank: AudioBank, batch_seconds: float, progress: Callable[[int, int], None] | None = None
+    model: SpeechModel,
+    bank: AudioBank,
+    chunks: Chunks,
+    batch_seconds: float,
+    progress: Callable[[int, int], None] | None = None,
 ) -> list[str]:
-    """Greedy transcripts of every utterance, longest first, in batches of like lengths."""
-    chunks = Chunks(bank, model)
+    """Greedy transcripts of every utterance, its chunks heard longest first, in batches of like lengths."""
     best: list[list[int]] = [[] for _ in chunks.ids]
     done = 0
     for batch in by_length(chunks.lengths, batch_seconds * RATE):
@@ -272,6 +277,7 @@ def evaluate_folders(
     join: Sequence[float] = (),
     tau: Sequence[str] = (),
     latency: Sequence[float] = (),
+    chunk: float | None = None,
     limit: int | None = None,
     out: str | Path | None = None,
     batch_seconds: float = 120.0,
@@ -313,7 +319,7 @@ def evaluate_folders(
             if at is not None:
                 set_gates(network, at)
             heard, tell = banks[seconds], bar(bars, "transcribing")
-            result = evaluate(network, heard, batch_seconds=batch_seconds, check=check, progress=tell)
+            result = evaluate(network, heard, batch_seconds=batch_seconds, check=check, chunk=chunk, progress=tell)
             if out:
                 lines = (
                     {"id": i, "reference": r, "hypothesis": h}

@@ -128,14 +128,18 @@ def hear(
     listener: Listener, samples: np.ndarray, chunk: float | None = None, progress: Progress | None = None
 ) -> np.ndarray:
     """Logits (T, V): one pass, or chunks that overlap, with each frame taken from the chunk it lies deeper in."""
-    if chunk is not None and not chunk >= SHORTEST_CHUNK:
-        raise LpaError(f"a chunk of {chunk:g} s is too short to hear a word in; take {SHORTEST_CHUNK:g} or more")
+    check_chunk(chunk)
     heard = []
     for start, stop, first, last in spans(len(samples), listener, chunk):
         heard.append(listener.hear(samples[start:stop])[first:last])
         if progress:
             progress(stop / listener.sample_rate)
     return np.concatenate(heard)
+
+
+def check_chunk(seconds: float | None) -> None:
+    if seconds is not None and not seconds >= SHORTEST_CHUNK:
+        raise LpaError(f"a chunk of {seconds:g} s is too short to hear a word in; take {SHORTEST_CHUNK:g} or more")
 
 
 def spans(count: int, listener: Listener, chunk: float | None) -> Iterator[tuple[int, int, int, int | None]]:

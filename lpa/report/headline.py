@@ -65,14 +65,17 @@ def by_depth(found: list[Record]) -> Chart:
 def by_duration(found: list[Record]) -> Chart:
     """WER by duration, with attention and positions, and without either."""
     (chart,) = quality.by_duration(found).charts
-    named = {
-        "models/whisper-base-ctc": "with attention and positions (whisper-base-ctc)",
-        "whisper-base-ctc, pyramid": "with neither, in one pass (as the built-in model)",
-    }
-    lines = [
-        replace(line, name=name, ours=start != "models/whisper-base-ctc")
-        for start, name in named.items()
-        for line in chart.lines
-        if line.name.startswith(start)
-    ]
+
+    def best(start: str) -> Line | None:
+        """Of the lines whose name starts so, as they differ in how recordings were cut, the one that ends lowest."""
+        lines = [line for line in chart.lines if line.name.startswith(start) and line.points]
+        return min(lines, key=lambda line: charts.number(line.points[-1][1]) or 0.0, default=None)
+
+    attention, pyramid = best("models/whisper-base-ctc"), best("whisper-base-ctc, pyramid")
+    lines = []
+    if attention:
+        cut = attention.name.removeprefix("models/whisper-base-ctc")
+        lines.append(replace(attention, name=f"with attention and positions{cut}", ours=False))
+    if pyramid:
+        lines.append(replace(pyramid, name="with neither, in one pass (as the built-in model)"))
     return replace(chart, lines=lines, title="WER as recordings get longer")

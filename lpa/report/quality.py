@@ -254,9 +254,15 @@ def judge_wall(line: dict[int, Figure]) -> Verdict:
     gentle, steep = line[WALL - 1].value - line[0].value, line[WALL + 1].value - line[WALL].value
     if steep > 5 and steep > gentle / (WALL - 1) * 4:
         return Verdict(REPRODUCED, f"the tenth layer alone costs {steep:.1f} points: the wall is there")
-    return Verdict(
-        DIFFERENT, f"the tenth layer costs {steep:.1f} points, the first eight {gentle:.1f}: no wall; {MODEL}"
-    )
+    said = f"the tenth layer costs {steep:.1f} points, the first eight {gentle:.1f}"
+    last = max(line)
+    total = line[last].value - line[0].value
+    if total < gentle + steep + 5:
+        return Verdict(DIFFERENT, f"{said}: no wall; {MODEL}")
+    costs = {b: line[b].value - line[a].value for a, b in pairwise(sorted(line))}
+    worst = max(costs, key=lambda n: costs[n])
+    climb = f"number {worst} alone {costs[worst]:.1f}, all {last} together {total:.1f}"
+    return Verdict(DIFFERENT, f"{said}, {climb}: a slope that begins earlier; {MODEL}")
 
 
 def figure_2(found: list[Record]) -> Item:
@@ -357,7 +363,11 @@ def tested(found: list[Record]) -> Item:
     """WER of whole models on speech that neither training nor tuning has heard."""
     evaluated = [r for r in found if is_evaluation(r) and as_it_is(r)]
     rows: list[list[Cell]] = []
-    for (model, data), some in grouped(evaluated, lambda r: (full_name(r), split_of(r) or r["data"])).items():
+
+    def key(record: Record) -> tuple[str, int | None, str]:
+        return full_name(record), (record.get("network") or {}).get("replaced"), split_of(record) or record["data"]
+
+    for (model, _, data), some in grouped(evaluated, key).items():
         network = some[-1].get("network") or {}
         mixers = ", ".join(network.get("mixers", [])) or "attention"
         layers = f"{network['replaced']} of {network['layers']}" if network.get("layers") else ""
@@ -385,8 +395,14 @@ def by_duration(found: list[Record]) -> Item:
     joined = [r for r in found if is_evaluation(r) and "seconds" in r["figures"] and r.get("tau") is None]
     lines = []
     for model, some in grouped(joined, full_name).items():
-        made = {s: figure(rows, "wer") for s, rows in sorted(grouped(some, lambda r: r["figures"]["seconds"]).items())}
-        lines.append(Line(model, [(s, f) for s, f in made.items() if f is not None], ours=True))
+        cuts = {r["chunk_seconds"] for r in some if r.get("chunk_seconds")}
+        for cut in sorted(cuts) or [None]:  # what was short enough to be heard whole is part of every line
+            alike = grouped(
+                (r for r in some if r.get("chunk_seconds") in (None, cut)), lambda r: r["figures"]["seconds"]
+            )
+            made = {s: figure(rows, "wer") for s, rows in sorted(alike.items())}
+            name = f"{model}, in chunks of {cut:g} s" if cut else model
+            lines.append(Line(name, [(s, f) for s, f in made.items() if f is not None], ours=True))
     chart = Chart("chart-duration", "WER against duration", "seconds of joined speech, log", "WER %", lines, log_x=True)
     command = EVALUATE.replace("runs/paper/step-08/model", "models/whisper-base-ctc") + " --join 60"
     verdict = Verdict(OURS, "neighbouring utterances of one speaker joined") if lines else missing([command])

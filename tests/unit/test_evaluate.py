@@ -242,6 +242,10 @@ def test_joined_recordings_are_heard_whole_or_in_chunks(folder, tmp_path):
     assert len({r["audio_seconds"] for r in found}) == 1
     assert "joined to 6 s" in show(found[1], several=True)
     assert "in chunks of 4 s" in show(found[1], several=True)
+    (cut,) = evaluate_folders(both[1:], str(folder), join=[6.0], chunk=3.0, device="cpu", batch_seconds=12)
+    assert cut["chunk_seconds"] == 3.0
+    with pytest.raises(LpaError, match="too short to hear a word in"):
+        evaluate_folders(both[1:], str(folder), chunk=0.5)
     with pytest.raises(LpaError, match="cannot share one --out"):
         evaluate_folders(both, str(folder), out=tmp_path / "all.jsonl")
 
@@ -254,8 +258,10 @@ def test_chunks_say_what_the_whole_says_where_reach_is_bounded(bank, monkeypatch
         swap(model, index, "window", {"side": 1})
     joined = Joined(bank, 100.0)
     whole = evaluate(model, joined, check=0)
+    asked = evaluate(model, joined, batch_seconds=5, chunk=2.5)
+    assert (asked.chunk_seconds, asked.hypotheses) == (2.5, whole.hypotheses)
     monkeypatch.setattr(type(model), "longest", 2.0)
-    cut = evaluate(model, joined, batch_seconds=5)
+    cut = evaluate(model, joined, batch_seconds=5, chunk=2.5)  # more than it can hear
     assert (whole.chunk_seconds, cut.chunk_seconds) == (None, 2.0)
     assert cut.checked > 2
     assert cut.hypotheses == whole.hypotheses
