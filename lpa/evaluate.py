@@ -137,7 +137,7 @@ def evaluate(
         with full_precision():
             chunks = Chunks(bank, model, chunk)
             padded = 2 * int(chunks.lengths.min()) <= batch_seconds * RATE  # else each is a batch of its own
-            difference, alone = check_batching(model, chunks, check if padded else 0, tolerance)
+            difference, alone = check_twice(model, chunks, check if padded else 0, tolerance)
             start = time.perf_counter()
             hypotheses = transcribe(model, bank, chunks, batch_seconds, progress)
             wall = time.perf_counter() - start
@@ -195,7 +195,9 @@ def own_logits(model: SpeechModel, bank: AudioBank, indices: np.ndarray) -> list
     """The logits of a batch, each utterance's cut to the frames that are its own: (T, V) float32, on the CPU."""
     device = next(model.parameters()).device
     audio, lengths = bank.gather(indices)
-    output = model(torch.from_numpy(audio).to(device), torch.from_numpy(lengths).to(device))
+    samples = torch.from_numpy(audio).to(device)
+    samples = samples.double() if next(model.parameters()).dtype == torch.float64 else samples
+    output = model(samples, torch.from_numpy(lengths).to(device))
     if output.logits is None:
         raise LpaError("the model has no CTC head, so it cannot be evaluated; train one first")
     logits = output.logits.float().cpu()
@@ -205,6 +207,22 @@ def own_logits(model: SpeechModel, bank: AudioBank, indices: np.ndarray) -> list
 def greedy(model: SpeechModel, logits: Tensor) -> str:
     """The transcript of the likeliest symbols of (T, V)."""
     return model.tokens.decode(logits.argmax(-1).tolist())
+
+
+def check_twice(model: SpeechModel, bank: AudioBank, count: int, tolerance: float) -> tuple[float, dict[int, str]]:
+    """`check_batching`, and where it fails once more in float64: there rounding is gone, and a leak is not.
+
+    Sharp gates need it: which side of an edge a frame is on can hang on the last bit of a float32.
+    """
+    try:
+        return check_batching(model, bank, count, tolerance)
+    except LpaError:
+        if any(p.dtype != torch.float32 for p in model.parameters()):
+            raise
+        try:
+            return check_batching(model.double(), bank, count, tolerance)
+        finally:
+            model.float()
 
 
 def check_batching(
