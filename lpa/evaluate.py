@@ -139,7 +139,7 @@ def evaluate(
             padded = 2 * int(chunks.lengths.min()) <= batch_seconds * RATE  # else each is a batch of its own
             difference, alone = check_twice(model, chunks, check if padded else 0, tolerance)
             start = time.perf_counter()
-            hypotheses = transcribe(model, bank, chunks, batch_seconds, progress)
+            hypotheses = transcribe(model, bank, batch_seconds, progress, chunk)
             wall = time.perf_counter() - start
     finally:
         model.to(home).train(training)
@@ -160,11 +160,12 @@ ADVICE = "padding leaks into the model or its decoding, so no figure would hold"
 def transcribe(
     model: SpeechModel,
     bank: AudioBank,
-    chunks: Chunks,
     batch_seconds: float,
     progress: Callable[[int, int], None] | None = None,
+    chunk: float | None = None,
 ) -> list[str]:
     """Greedy transcripts of every utterance, its chunks heard longest first, in batches of like lengths."""
+    chunks = Chunks(bank, model, chunk)
     best: list[list[int]] = [[] for _ in chunks.ids]
     done = 0
     for batch in by_length(chunks.lengths, batch_seconds * RATE):
