@@ -300,13 +300,18 @@ def test_a_model_is_evaluated_as_if_it_saw_less_far_ahead(folder, tmp_path, monk
     assert "0.2 s ahead" in show(found[1], several=True)
 
 
-def test_gates_are_evaluated_at_other_temperatures(folder, tmp_path):
+def test_gates_are_evaluated_at_other_temperatures(folder, tmp_path, monkeypatch):
     model = network()
     swap(model, 0, "lpa")
     swap(model, 1, "window")
     save(model, tmp_path / "run" / "model")
     found = evaluate_folders([str(tmp_path / "run" / "model")], str(folder), tau=["0.5", "0.01", "hard"], device="cpu")
     assert [r["tau"] for r in found] == ["0.5", "0.01", "hard"]
+    assert [r["batch_check"]["utterances"] for r in found] == [0, 0, 0]  # checked once, at its own temperature
+    with monkeypatch.context() as patched:
+        patched.setattr("lpa.evaluate.TOLERANCE", -1.0)
+        with pytest.raises(LpaError, match="alone and in a batch differ"):
+            evaluate_folders([str(tmp_path / "run" / "model")], str(folder), tau=["hard"], device="cpu")
     set_gates(model, "hard")
     assert mixer_at(model, 0).hard
     set_gates(model, "0.1")
