@@ -136,8 +136,7 @@ def evaluate(
     try:
         with full_precision():
             chunks = Chunks(bank, model, chunk)
-            padded = 2 * int(chunks.lengths.min()) <= batch_seconds * RATE  # else each is a batch of its own
-            difference, alone = check_twice(model, chunks, check if padded else 0, tolerance)
+            difference, alone = check_padding(model, chunks, check, batch_seconds, tolerance)
             start = time.perf_counter()
             hypotheses = transcribe(model, bank, batch_seconds, progress, chunk)
             wall = time.perf_counter() - start
@@ -196,9 +195,7 @@ def own_logits(model: SpeechModel, bank: AudioBank, indices: np.ndarray) -> list
     """The logits of a batch, each utterance's cut to the frames that are its own: (T, V) float32, on the CPU."""
     device = next(model.parameters()).device
     audio, lengths = bank.gather(indices)
-    samples = torch.from_numpy(audio).to(device)
-    samples = samples.double() if next(model.parameters()).dtype == torch.float64 else samples
-    output = model(samples, torch.from_numpy(lengths).to(device))
+    output = model(torch.from_numpy(audio).to(device), torch.from_numpy(lengths).to(device))
     if output.logits is None:
         raise LpaError("the model has no CTC head, so it cannot be evaluated; train one first")
     logits = output.logits.float().cpu()
@@ -210,20 +207,12 @@ def greedy(model: SpeechModel, logits: Tensor) -> str:
     return model.tokens.decode(logits.argmax(-1).tolist())
 
 
-def check_twice(model: SpeechModel, bank: AudioBank, count: int, tolerance: float) -> tuple[float, dict[int, str]]:
-    """`check_batching`, and where it fails once more in float64: there rounding is gone, and a leak is not.
-
-    Sharp gates need it: which side of an edge a frame is on can hang on the last bit of a float32.
-    """
-    try:
-        return check_batching(model, bank, count, tolerance)
-    except LpaError:
-        if any(p.dtype != torch.float32 for p in model.parameters()):
-            raise
-        try:
-            return check_batching(model.double(), bank, count, tolerance)
-        finally:
-            model.float()
+def check_padding(
+    model: SpeechModel, chunks: Chunks, count: int, batch_seconds: float, tolerance: float = TOLERANCE
+) -> tuple[float, dict[int, str]]:
+    """`check_batching` where recordings are short enough to share a batch; longer ones are a batch of their own."""
+    padded = 2 * int(chunks.lengths.min()) <= batch_seconds * RATE
+    return check_batching(model, chunks, count if padded else 0, tolerance)
 
 
 def check_batching(
@@ -343,7 +332,7 @@ def evaluate_folders(
             ):  # checked as it was trained: on which side of a sharp edge a frame is hangs on a last bit
                 if name not in sharpened:
                     with full_precision():
-                        check_twice(network.eval(), Chunks(heard, network, chunk), check, TOLERANCE)
+                        check_padding(network.eval(), Chunks(heard, network, chunk), check, batch_seconds, TOLERANCE)
                 sharpened.add(name)
                 set_gates(network, at)
                 count = 0

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The tables of conversions, most important first: about 25 minutes on one H200, more anywhere else.
+# The tables of conversions: more than half an hour of one H200, so name what matters most with ONLY.
 #
 #   recipes/convert-table.sh [MINUTES]     stop training after that long (default 22); run it again and it goes on
 #
@@ -7,7 +7,7 @@
 # LPA_DATA  folder that holds LibriSpeech's dev-clean and test-clean     MODELS   whisper-base-ctc and wav2vec2-12 (models)
 # RUNS      where runs are kept (runs/table)                             RESULTS  where records are written (results)
 # LPA_SYNTHETIC  more speech to train on, if set
-# LANES     runs side by side (5): a step of these models is bound by launching its kernels, not by the GPU
+# LANES     runs side by side (3): three fill an H200, and more only slow one another
 # ONLY      only jobs whose name matches this pattern                    LPA      the command (lpa)
 # MEASURE   empty: train only, measure another time
 #
@@ -16,7 +16,7 @@
 set -uo pipefail
 
 MINUTES=${1:-22}
-LPA=${LPA:-lpa} MODELS=${MODELS:-models} RUNS=${RUNS:-runs/table} RESULTS=${RESULTS:-results} LANES=${LANES:-5} ONLY=${ONLY:-}
+LPA=${LPA:-lpa} MODELS=${MODELS:-models} RUNS=${RUNS:-runs/table} RESULTS=${RESULTS:-results} LANES=${LANES:-3} ONLY=${ONLY:-}
 DEVICE=${DEVICE:-cuda}
 : "${LPA_DATA:?set LPA_DATA to the folder that holds dev-clean and test-clean}"
 DEADLINE=$(($(date +%s) + MINUTES * 60))

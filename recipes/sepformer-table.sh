@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# A SepFormer, the conversions of its attention and their tables, in about a quarter of an hour on one H200.
+# A SepFormer, the conversions of its attention and their tables: made for one H200.
 #
 #   recipes/sepformer-table.sh [MINUTES]     train the SepFormer that long by the clock (default 5.5); run again, it goes on
 #
@@ -33,7 +33,7 @@ control() { # OF NAME: as soon as it is settled which layers, in which order
 
 $LPA train "$RECIPES/sepformer.toml" --out "$RUNS/sepformer" --set minutes="$MINUTES" --set paths.data="$LPA_DATA" --set cache="$RUNS/cache"
 
-# Side by side: a step is bound by launching its kernels as much as by the GPU.
+# All side by side: seven of them fill the GPU, so run nothing beside.
 jobs=()
 for mixer in pyramid lpa summary; do
     convert "sepformer-$mixer" sepformer-convert --mixer $mixer & jobs+=($!)

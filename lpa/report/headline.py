@@ -59,7 +59,9 @@ def by_depth(found: list[Record]) -> Chart:
         if 0 in line:
             added = [(float(n), f.value - line[0].value) for n, f in line.items()]
             lines.append(Line(name, added, ours=True))
-    return Chart("", "What it costs to replace attention", "layers replaced, of 12", "points of WER", lines)
+    return Chart(
+        "", "What it costs to replace attention", "layers replaced, of 12", "points of WER, held-out speakers", lines
+    )
 
 
 def by_duration(found: list[Record]) -> Chart:
