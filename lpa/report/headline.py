@@ -6,7 +6,7 @@ from dataclasses import replace
 from html import escape
 from importlib.resources import files
 
-from . import charts, paper, quality
+from . import charts, ours, paper, quality
 from .items import Chart, Line
 from .measured import Record, curves, of_paper_model
 
@@ -49,13 +49,13 @@ def by_depth(found: list[Record]) -> Chart:
     """Points of WER that a conversion adds, by the layers it has replaced, of 12."""
     theirs = [(float(n), row[-1] - paper.PROGRESSIVE[0][-1]) for n, row in paper.PROGRESSIVE.items()]
     lines = [Line("the paper's recipe, as published (wav2vec2-base)", theirs)]
-    ours = curves(filter(of_paper_model, found))
+    found_here = curves(filter(of_paper_model, found))
     named = {
         "pyramid, distilled": "our recipe (wav2vec2-12)",
         "lpa, sweep order": "the paper's recipe, here (wav2vec2-12)",
     }
     for start, name in named.items():
-        line = quality.longest(ours, start)
+        line = quality.longest(found_here, start)
         if 0 in line:
             added = [(float(n), f.value - line[0].value) for n, f in line.items()]
             lines.append(Line(name, added, ours=True))
@@ -66,7 +66,7 @@ def by_depth(found: list[Record]) -> Chart:
 
 def by_duration(found: list[Record]) -> Chart:
     """WER by duration, with attention and positions, and without either."""
-    (chart,) = quality.by_duration(found).charts
+    (chart,) = ours.by_duration(found).charts
 
     def best(start: str) -> Line | None:
         """Of the lines whose name starts so, as they differ in how recordings were cut, the one that ends lowest."""

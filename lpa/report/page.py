@@ -8,7 +8,7 @@ from collections.abc import Callable
 from html import escape
 from pathlib import Path
 
-from . import quality, speed
+from . import ours, quality, speed
 from .charts import draw
 from .items import DIFFERENT, IMPOSSIBLE, MISSING, OURS, REPRODUCED, Cell, Figure, Grid, Item, Verdict
 from .measured import Record
@@ -28,14 +28,14 @@ PAPER: tuple[Callable[[list[Record]], Item], ...] = (
 )
 OURS_ALONE = (
     *(
-        quality.tested,
-        quality.converted,
-        quality.by_duration,
-        quality.by_training,
-        quality.by_temperature,
-        quality.by_latency,
-        quality.planned,
-        quality.cleaned,
+        ours.tested,
+        ours.converted,
+        ours.by_duration,
+        ours.by_training,
+        ours.by_temperature,
+        ours.by_latency,
+        ours.planned,
+        ours.cleaned,
     ),
     *(speed.start_to_text, speed.peers, speed.layer_table),
 )

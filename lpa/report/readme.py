@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ..errors import LpaError, choose
-from . import quality, speed
+from . import ours, speed
 from .items import MISSING, ONE_RUN, Cell, Figure, Item
 from .measured import Record, figure, grouped, split_of
 
@@ -92,12 +92,12 @@ def models(found: list[Record]) -> str:
     """What was tested on speech nobody trained on: the models that are in the repository, or all where none is."""
     unheard = [r for r in found if (split_of(r) or "").startswith("test")]
     shipped = [r for r in unheard if r["model"] == "default" or r["model"].startswith("models/")]
-    return block(quality.tested(shipped or unheard))
+    return block(ours.tested(shipped or unheard))
 
 
 def conversions(found: list[Record]) -> str:
     """Those that have a control to stand beside, or all where none has."""
-    item = quality.converted(found)
+    item = ours.converted(found)
     assert item.grid is not None
     compared = [row for row in item.grid.rows if row[4] is not None or row[7] is not None]
     return block(replace(item, grid=replace(item.grid, rows=compared or item.grid.rows)))
