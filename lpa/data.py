@@ -23,6 +23,7 @@ from .sources import (
     open_source,
     open_sources,
     shards,
+    spread,
 )
 
 __all__ = [
@@ -36,6 +37,7 @@ __all__ = [
     "open_sources",
     "rejecter",
     "show",
+    "spread",
 ]
 
 Reject = Callable[[str, int], str | None]  # (text, samples) -> why it cannot be used

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from . import records
 from .audio import RATE
-from .data import AudioBank, open_source
+from .data import AudioBank, open_source, spread
 from .errors import LpaError
 from .families.base import SpeechModel
 from .journal import bar
@@ -306,10 +306,7 @@ def evaluate_folders(
 
     source = open_source(data, include=speakers)
     if limit is not None:
-        if limit < 1:
-            raise LpaError(f"limit must be at least 1, not {limit}")
-        picks = np.unique(np.linspace(0, len(source.utterances) - 1, min(limit, len(source.utterances))).astype(int))
-        source.utterances = [source.utterances[i] for i in picks]
+        source.utterances = spread(source.utterances, limit)
     cases = list(product(models, join or (None,), tau or (None,), latency or (None,)))
     if out and len(cases) > 1:
         raise LpaError(f"{len(cases)} evaluations cannot share one --out; do them one by one")

@@ -15,7 +15,7 @@ import numpy as np
 
 from . import noise, records
 from .audio import RATE, to_float
-from .data import AudioBank, open_source
+from .data import AudioBank, open_source, spread
 from .enhance import Level, clean, load, run
 from .errors import LpaError, choose
 from .families.sepformer import SepFormer
@@ -61,8 +61,7 @@ def evaluate_folders(
     choose(kind, KINDS, "noise")
     source = open_source(data, include=speakers)
     if limit is not None:
-        picks = np.unique(np.linspace(0, len(source.utterances) - 1, min(limit, len(source.utterances))).astype(int))
-        source.utterances = [source.utterances[i] for i in picks]
+        source.utterances = spread(source.utterances, limit)
     found: list[dict[str, Any]] = []
     every: list[dict[str, Any]] = []
     with Progress(console=Console(stderr=True), transient=True) as bars:

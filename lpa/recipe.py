@@ -50,6 +50,7 @@ class TrainConfig:
     # what it hears
     sources: tuple[Source, ...] = option((), "where speech comes from: path, share, rescan")
     held_out: tuple[str, ...] = option((), "speakers kept out of training, for tuning")
+    held_out_limit: int = option(0, "measure on so many of their utterances, spread evenly; 0: all")
     paths: dict[str, str] = option(
         {}, "values of {names} in paths; LPA_NAME in the environment wins over the recipe", free=True
     )

@@ -97,6 +97,14 @@ def open_sources(
     return sources
 
 
+def spread(found: Sequence[Any], most: int) -> list[Any]:
+    """At most so many, spread evenly over all and so over the speakers."""
+    if most < 1:
+        raise LpaError(f"limit must be at least 1, not {most}")
+    picks = np.unique(np.linspace(0, len(found) - 1, min(most, len(found))).astype(int))
+    return [found[i] for i in picks]
+
+
 def _open(spec: str) -> Source:
     if spec.startswith("hf:"):
         return _hub(spec)
@@ -290,7 +298,7 @@ def decode_cached(
     source: Source, cache: Path | None, limit: int = CACHE_BYTES, workers=None, progress=None
 ) -> Iterator:
     """decode(), kept on disk under a fingerprint of the files; shards are decoded already and stay where they are."""
-    if cache is None or source.packed:
+    if cache is None or source.packed or not source.utterances:
         yield from decode(source.utterances, workers, progress)
         return
     path = Path(cache) / f"bank-{_fingerprint(source.utterances)}.npz"

@@ -20,7 +20,7 @@ from accelerate.utils import DistributedDataParallelKwargs, broadcast, broadcast
 from torch import Tensor, nn
 
 from . import augment, families, recipe, surgery
-from .data import AudioBank, Batches, Source, open_sources
+from .data import AudioBank, Batches, Source, open_sources, spread
 from .errors import LpaError
 from .families.base import Output, SpeechModel
 from .feed import Batch, Feed, hear
@@ -374,7 +374,11 @@ def open_banks(config: TrainConfig, model: SpeechModel) -> tuple[AudioBank, Audi
     bank = AudioBank(sources, reject=reject, cache=cache)
     if not config.held_out:
         return bank, None
-    return bank, AudioBank(open_sources(fixed, include=config.held_out), reject=reject, cache=cache)
+    held = open_sources(fixed, include=config.held_out)
+    if config.held_out_limit:
+        for source in filter(lambda s: s.utterances, held):
+            source.utterances = spread(source.utterances, config.held_out_limit)
+    return bank, AudioBank(held, reject=reject, cache=cache)
 
 
 def train(config: TrainConfig) -> Path:

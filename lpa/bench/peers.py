@@ -169,14 +169,13 @@ def find_peers(given: dict[str, str]) -> tuple[list[tuple[str, str, str]], list[
 
 def choose_files(data: str, limit: int | None) -> tuple[list[str], list[str]]:
     """Paths and texts, spread evenly over the set where there is a limit, as `lpa evaluate` takes them."""
-    from ..sources import open_source
+    from ..sources import open_source, spread
 
     found = [u for u in open_source(data).utterances if isinstance(u.audio, Path) and u.row is None]
     if not found:
         raise LpaError(f"{data} has no utterances in files of their own; name a LibriSpeech folder or a manifest")
     if limit is not None:
-        picks = np.unique(np.linspace(0, len(found) - 1, min(limit, len(found))).astype(int))
-        found = [found[i] for i in picks]
+        found = spread(found, limit)
     return [str(u.audio) for u in found], [u.text for u in found]
 
 

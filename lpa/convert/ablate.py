@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ..errors import LpaError
 from ..score import MEASURES
 from .config import ConvertConfig, read_json, write_json
 from .loop import convert
@@ -44,15 +45,25 @@ def without(config: ConvertConfig, switches: tuple[tuple[str, dict[str, Any]], .
     return config
 
 
-def ablate(config: ConvertConfig, out: Path, record: Path | None = None) -> dict[str, Any] | None:
-    """Convert a row after another into OUT/row-N, then OUT/ablate.json; None where time was up first."""
+def ablate(
+    config: ConvertConfig, out: Path, record: Path | None = None, only: int | None = None
+) -> dict[str, Any] | None:
+    """Convert a row after another into OUT/row-N, then OUT/ablate.json; None where time was up first.
+
+    `only` one row: several processes can share the table, and one that is given none makes it of what they did.
+    """
     out, began = Path(out), time.monotonic()
     found: list[dict[str, Any]] = []
-    for number, (name, row) in enumerate(rows(config)):
+    table_rows = rows(config)
+    if only is not None and only >= len(table_rows):
+        raise LpaError(f"the table has rows 0 to {len(table_rows) - 1}, and no row {only}")
+    for number, (name, row) in enumerate(table_rows):
+        if only not in (None, number):
+            continue
         folder = out / f"row-{number}"
         if config.max_minutes:  # of all rows together
             row = replace(row, max_minutes=max(1e-9, config.max_minutes - (time.monotonic() - began) / 60))
-        if convert(row, folder, record) == folder:
+        if convert(row, folder, record) == folder or only is not None:
             return None
         result = read_json(folder / "result.json")
         measure = result["measure"]

@@ -109,6 +109,7 @@ def ablate(
     layers: Annotated[int, typer.Option(min=1, help="Replace so many layers.")] = 8,
     held_out: HeldOut = "",
     recipe: Annotated[str, typer.Option(help="What the last row is: paper, or a TOML file.")] = "paper",
+    row: Annotated[int | None, typer.Option(min=0, help="Only this row, for several processes to share them.")] = None,
     overrides: Set = None,
     max_minutes: Minutes = 0.0,
     record: Record = False,
@@ -122,7 +123,7 @@ def ablate(
 
     given = {"model": model, "sources": data, "held_out": _speakers(held_out), "layers": layers}
     config = read(recipe, overrides or (), **given, max_minutes=max_minutes)
-    found = run(config, out, results if record else None)
+    found = run(config, out, results if record else None, row)
     if found is not None:
         _show(found, render, as_json)
 

@@ -25,11 +25,17 @@ DECIDED = (  # settings of the training loop that are the conversion's own
     *("eval_every", "minutes", "max_minutes"),
 )
 NO_STEPS = {"warm_epochs": 0.0, "settle_epochs": 0.0, "align_epochs": 0.0, "final_epochs": 0.0}
+FINE = {
+    "block": 32,
+    "pieces": [1] * 8 + [2, 2, 4, 8, 8],
+    "steps": [1, 2, 4],
+}  # a pyramid of 64 windows, reach as before
 
 RECIPES: dict[str, dict[str, Any]] = {
     "paper": {},  # Algorithm 1, and every constant of its section Experiments: the defaults below
     "best": {
         "mixer": "pyramid",
+        "mixer_config": {"pyramid": FINE},
         "order": "kl",
         "progressive": False,
         **NO_STEPS,
@@ -40,7 +46,13 @@ RECIPES: dict[str, dict[str, Any]] = {
         "kl_weight": 1.0,
         "hidden_weight": 5.0,
     },
-    "none": {"mixer": "pyramid", "order": "depth", "progressive": False, **NO_STEPS},
+    "none": {
+        "mixer": "pyramid",
+        "mixer_config": {"pyramid": FINE},
+        "order": "depth",
+        "progressive": False,
+        **NO_STEPS,
+    },
 }
 
 
@@ -54,7 +66,7 @@ class Run:
     held_out: tuple[str, ...] = option((), "speakers that are measured on and never trained on")
     mixer: str = option("lpa", "what takes attention's place; in a conversion also one a layer, A,B,C")
     mixer_config: dict[str, Any] = option(
-        {}, "its settings that differ from the defaults; of several mixers, a table each, window = {side = 16}"
+        {}, "its settings that differ from the defaults; or a table for each of several, window = {side = 16}"
     )
     kind: str = option("", "only attention of this kind: of a SepFormer, intra or inter; empty: all")
     seed: int = option(0, "decides weights, order of batches and augmentation")
@@ -95,6 +107,12 @@ class Run:
             "log_every": 20,
         }
         return TrainConfig.from_dict({**shared, **self.train, **changes}, "train")
+
+    def settings(self, mixer: str) -> dict[str, Any]:
+        """What mixer_config says of a mixer: the table of its name; where there is but one mixer, the rest as well."""
+        tables = {name: table for name, table in self.mixer_config.items() if isinstance(table, dict)}
+        alone = {} if "," in self.mixer else {k: v for k, v in self.mixer_config.items() if k not in tables}
+        return {**tables.get(mixer, {}), **alone}
 
     def to_dict(self) -> dict[str, Any]:
         return json.loads(json.dumps(dataclasses.asdict(self)))
@@ -188,13 +206,6 @@ class ConvertConfig(Run):
             raise LpaError(f"mixer names {len(names)} mixers for {layers} layers; give one, or one for each layer")
         return names * (layers // len(names))
 
-    def settings(self, mixer: str) -> dict[str, Any]:
-        """What mixer_config says of a mixer: the table of its name, or all of it where there is but one."""
-        own = self.mixer_config.get(mixer)
-        if "," in self.mixer or isinstance(own, dict):
-            return own if isinstance(own, dict) else {}
-        return self.mixer_config
-
     def sweeping(self) -> SweepConfig:
         """The sweep that gives this conversion its order."""
         if "," in self.mixer:
@@ -215,7 +226,10 @@ def read(recipe: str, overrides: Iterable[str] = (), **given: Any) -> ConvertCon
     On top of it go what is `given`, then `key=value` overrides.
     """
     known = {key: value for key, value in given.items() if value is not None}
-    return override(ConvertConfig, {**start_from(recipe), **known}, overrides, recipe)
+    config = override(ConvertConfig, {**start_from(recipe), **known}, overrides, recipe)
+    if "," in config.mixer:
+        return config
+    return dataclasses.replace(config, mixer_config=config.settings(config.mixer))  # no other mixer's
 
 
 def override(cls: Any, data: dict[str, Any], overrides: Iterable[str], source: str = "recipe") -> Any:

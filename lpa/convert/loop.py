@@ -11,13 +11,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from .. import records, surgery
 from ..errors import LpaError
 from ..families.base import SpeechModel
-from ..journal import whole_file
 from ..mixers import resolve
 from ..plan import Swap
 from ..recipe import TrainConfig
@@ -26,6 +24,7 @@ from . import order, progress
 from . import sweep as sweeps
 from .beside import beside, fresh_mixer, layer_objective, without_dropout
 from .config import ConvertConfig, derive, read_json, write_json
+from .keeper import Keeper
 from .positions import scores_of_distances, told_by_position, without_positions
 from .session import Session, TimeUp, layers_of, measuring
 from .stages import (
@@ -66,6 +65,7 @@ class Conversion:
         self.locked: set[str] = set()
         self.steps: list[tuple[int, ...]] = []
         self.sites = 0  # layers of the model
+        self.already: dict[int, Swap] = {}  # those that an earlier conversion has replaced
 
     @property
     def key(self) -> str:
@@ -77,24 +77,23 @@ class Conversion:
             self.session.say(f"{self.out}: finished")
             return
         model = self.load(self.config.model)
-        if model.swaps:
-            raise LpaError(f"{self.config.model} has layers without attention; convert the model it came from")
         if not self.config.positions and not hasattr(model, "drop_positions"):
             raise LpaError(f"{model.family} has no position embedding to take away; leave out positions=false")
-        self.sites = len(model.sites())
+        self.sites, self.already = len(model.sites()), dict(sorted(model.swaps.items()))
         chosen = self.settle_order(model)
         self.session.listen(model)
         if self.config.kl_weight or self.config.hidden_weight:
             self.teacher = self.session.load(self.config.model) if self.config.trains else None
         if self.session.lacks(self.folder(0)):
-            self.finish(0, {"layers": [], self.key: self.session.judge(model), "stages": [], "seconds": 0.0}, None)
+            found = {"layers": [], "replaced": list(self.already), self.key: self.session.judge(model)}
+            self.finish(0, {**found, "stages": [], "seconds": 0.0}, None)
         self.steps = steps = order.groups(chosen, self.config.progressive)
         table = progress.Steps(len(steps), self.session.main, self.session.measure)
         table.add(self.recorded(0), ran=False)
         if self.config.budget and self.recorded(0)[self.key] is None:
             raise LpaError(f"{self.config.model} has no CTC head, so it has no WER to keep within a budget")
         last = self.replace(steps, table)
-        self.conclude(last, [i for group in steps[:last] for i in group], table)
+        self.conclude(last, [*self.already, *(i for group in steps[:last] for i in group)], table)
 
     def replace(self, steps: list[tuple[int, ...]], table: progress.Steps) -> int:
         """All steps; the number of the last one within the budget."""
@@ -102,7 +101,7 @@ class Conversion:
             ran = self.session.lacks(self.folder(number))
             if ran:
                 done = [i for group in steps[: number - 1] for i in group]
-                self.step(number, new, done)
+                self.step(number, new, [*self.already, *done])
             found = self.recorded(number)
             table.add(found, ran)
             if self.config.budget and not self.session.measure.no_worse(found[self.key], self.config.budget):
@@ -371,7 +370,7 @@ class Conversion:
             figures=figures,
             folder=self.record,
             config=self.config.to_dict(),
-            network={"layers": self.sites, "mixers": sorted({s.mixer for s in self.swaps.values()})},
+            network={"layers": self.sites, "mixers": sorted({s.mixer for s in (self.already | self.swaps).values()})},
             **told,
         )
 
@@ -404,7 +403,8 @@ class Conversion:
         swept = self.swept() if order.needs_sweep(rule) or config.allocate else {}
         chosen = order.arrange(rule, pool, swept)
         if others := [i for i in chosen if i not in mixers]:
-            raise LpaError(f"order {rule}: layer {others[0]} is not of kind {config.kind}; leave one of the two out")
+            kind = f"{config.kind} " if config.kind else ""
+            raise LpaError(f"order {rule}: layer {others[0]} has no {kind}attention to replace; leave it out")
         chosen = chosen[: config.layers or len(chosen)]
         return [Swap(i, mixers[i], self.settings(mixers[i], swept.get(i, {}))) for i in chosen]
 
@@ -427,41 +427,3 @@ class Conversion:
             return [Swap(**entry) for entry in choice["swaps"]], choice["predicted"]
         except (TypeError, KeyError):
             raise LpaError(f"{self.config.plan} is no choice.json of `lpa plan`") from None
-
-
-class Keeper:
-    """The best state of some parameters on the held-out speakers: the one at the start, or one of those looked at."""
-
-    def __init__(self, path: Path, parameters: dict[str, Any], value: float | None, session: Session):
-        if value is None:
-            raise LpaError("a stage that may be undone needs held-out speakers to judge it by")
-        self.path, self.parameters, self.session = path, parameters, session
-        self.value = value
-        self.start = {name: p.detach().clone() for name, p in parameters.items()}
-        if path.is_file():
-            self.value = self.kept()["value"]
-
-    def kept(self) -> dict[str, Any]:
-        return torch.load(self.path, map_location="cpu", weights_only=True)
-
-    def look(self, model: SpeechModel) -> dict[str, Any]:
-        """Evaluate, and keep the state unless an earlier one is better."""
-        value = self.session.judge(model)
-        assert value is not None
-        if self.session.measure.no_worse(value, self.value):
-            self.value = value
-            if self.session.main:
-                state = {name: p.detach().cpu() for name, p in self.parameters.items()}
-                with whole_file(self.path) as file:
-                    torch.save({"value": value, "state": state}, file)
-            self.session.accelerator.wait_for_everyone()
-        return {self.session.measure.name: value}
-
-    @torch.no_grad()
-    def restore(self) -> bool:
-        """Put the best state back; whether that is the one at the start."""
-        reverted = not self.path.is_file()
-        state: dict[str, Tensor] = self.start if reverted else self.kept()["state"]
-        for name, parameter in self.parameters.items():
-            parameter.copy_(state[name])
-        return reverted

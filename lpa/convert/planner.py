@@ -85,7 +85,7 @@ def make_plan(
     key = choose(measure, MEASURES, "measure")
     swept = []
     for name in mixers:
-        settings = replace(config, mixer=name, provision=0, l1=0.0, l2=0.0)
+        settings = replace(config, mixer=name, mixer_config=config.settings(name), provision=0, l1=0.0, l2=0.0)
         found = sweep(settings, Path(out) / name)
         if found is None:
             return None

@@ -167,10 +167,13 @@ def measuring(session: Session, model: SpeechModel) -> Iterator[None]:
 
 
 def layers_of(model: Any, kind: str) -> list[int]:
-    """The layers of a model that are to be looked at: all, or those of a kind."""
+    """The layers of a model that are to be looked at: all that have their attention, or those of a kind."""
     if kind and model.task != "enhance":
         raise LpaError(f"{model.family} has one kind of attention; leave out kind")
-    return [site.index for site in (model.sites(kind) if kind else model.sites())]
+    found = [site.index for site in (model.sites(kind) if kind else model.sites()) if site.index not in model.swaps]
+    if not found:
+        raise LpaError(f"the model has no {kind + ' ' if kind else ''}attention left to replace")
+    return found
 
 
 def describe(bank: AudioBank) -> dict[str, Any]:

@@ -41,8 +41,6 @@ def sweep(config: SweepConfig, out: Path, record: Path | None = None) -> dict[st
     if not config.sources:
         raise LpaError("a sweep needs speech; add --data")
     model = session.load(config.model)
-    if model.swaps:
-        raise LpaError(f"{config.model} has layers without attention; sweep the model it came from")
     session.listen(model)
     layers = layers_of(model, config.kind)
     size = config.together or len(layers)

@@ -63,7 +63,8 @@ def unused(name: str, taken: dict[str, Any]) -> str:
 def models_of(run: Path, result: dict[str, Any]) -> dict[int, tuple[float, str]]:
     """(figure, model folder) by layers replaced; of the last step the model is the one after the final tuning."""
     key, config = result["measure"], read_json(run / "config.json")
-    found = {0: (result[f"{key}_before"], config["model"])}
+    before = len(result["steps"][0].get("replaced", ()))  # by an earlier conversion
+    found = {before: (result[f"{key}_before"], config["model"])}
     for step in result["steps"][1:]:
         found[len(step["replaced"])] = (step[key], str(run / f"step-{step['step']:02d}" / "model"))
     found[len(result["replaced"])] = (result[key], str(run / "model"))

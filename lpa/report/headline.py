@@ -51,7 +51,7 @@ def by_depth(found: list[Record]) -> Chart:
     lines = [Line("the paper's recipe, as published (wav2vec2-base)", theirs)]
     found_here = curves(filter(of_paper_model, found))
     named = {
-        "pyramid, distilled": "our recipe (wav2vec2-12)",
+        "pyramid of 64 windows, distilled": "our recipe (wav2vec2-12)",
         "lpa, sweep order": "the paper's recipe, here (wav2vec2-12)",
     }
     for start, name in named.items():

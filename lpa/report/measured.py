@@ -160,11 +160,15 @@ def series(config: dict[str, Any]) -> str | None:
 
 
 def mixers_of(config: dict[str, Any]) -> str:
-    """`pyramid`, `window side=16`, or `pyramid and window` where layers differ."""
+    """`pyramid`, `pyramid of 64 windows`, `window side=16`, or `pyramid and window` where layers differ."""
     if "," in config["mixer"]:
         return " and ".join(sorted({name.strip() for name in config["mixer"].split(",")}))
-    settings = " ".join(f"{k}={v}" for k, v in sorted(config["mixer_config"].items()))
-    return f"{config['mixer']} {settings}".strip()
+    settings = dict(config["mixer_config"])
+    name = config["mixer"]
+    if {"block", "pieces", "steps"} <= set(settings):
+        sides = len(settings.pop("pieces")) + len(settings.pop("steps"))
+        name += f" of {settings.pop('block') + 2 * sides} windows"
+    return " ".join([name, *(f"{k}={v}" for k, v in sorted(settings.items()))])
 
 
 def distilled(config: dict[str, Any]) -> bool:

@@ -340,6 +340,24 @@ def test_a_plan_is_carried_out_and_its_prediction_kept(desk):
     assert families.load(desk / "planned" / "model").swaps[0].mixer == "none"
 
 
+def test_a_conversion_goes_on_from_where_an_earlier_one_stopped(desk):
+    first = convert(config_for(desk, "none", layers=1), desk / "half")
+    second = convert(config_for(desk, "none", model=str(first)), desk / "whole", record=desk / "whole-results")
+    assert sorted(families.load(second).swaps) == [0, 1, 2]
+    assert result(desk / "whole")["replaced"] == [0, 1, 2]
+    lines = [json.loads(line) for line in (desk / "whole-results" / "convert.jsonl").read_text().splitlines()]
+    assert [line["figures"]["layers"] for line in lines] == [1, 3, 3]
+    with pytest.raises(LpaError, match="no attention left"):
+        convert(config_for(desk, "none", model=str(second)), desk / "nothing")
+
+
+def test_a_few_of_the_held_out_utterances_can_do_to_judge_by(desk):
+    config = config_for(desk, "none", train={"held_out_limit": 2})
+    convert(config, desk / "few")
+    found = json.loads((desk / "few" / "data.json").read_text())
+    assert (found["training"]["utterances"], found["held_out"]["utterances"]) == (8, 2)
+
+
 def test_steps_are_recorded_when_asked_for(desk):
     convert(config_for(desk, "none"), desk / "noted", record=desk / "results")
     lines = [json.loads(line) for line in (desk / "results" / "convert.jsonl").read_text().splitlines()]
@@ -352,6 +370,10 @@ def test_the_ablation_is_a_loop_over_recipes(desk, monkeypatch):
     none = {"warm_epochs": 0.0, "settle_epochs": 0.5, "align_epochs": 0.5, "final_epochs": 0.0, "layers": 1}
     small = {"sweep_settings": {"epochs": 0.0, "provision": 0}, "mixer_config": {"heads": 2}}
     config = config_for(desk, **none, **small)
+    assert ablation.ablate(config, desk / "ablation", only=2) is None  # by another process, say
+    assert [path.name for path in (desk / "ablation").iterdir()] == ["row-2"]
+    with pytest.raises(LpaError, match="rows 0 to 3, and no row 4"):
+        ablation.ablate(config, desk / "ablation", only=4)
     found = ablation.ablate(config, desk / "ablation")
     assert found["rows"][0]["row"] == "naive"
     assert len(found["rows"]) == 4

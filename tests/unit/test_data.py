@@ -253,6 +253,8 @@ def test_cache_is_used_kept_fresh_and_bounded(tmp_path, monkeypatch):
     assert len(list(cache.iterdir())) == 1
     AudioBank([str(other)], cache=tmp_path / "none", cache_bytes=100)
     assert not (tmp_path / "none").exists()
+    nobody = sources.Source("nobody", [], [])  # all of it is held out, or none
+    assert len(AudioBank([open_source(str(other)), nobody], cache=tmp_path / "some")) == len(AudioBank([str(other)]))
 
 
 def test_transcripts_longer_than_their_frames_are_listed(tmp_path):

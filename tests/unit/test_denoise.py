@@ -279,7 +279,7 @@ def test_all_sites_at_once_and_a_mixer_for_each(desk, trained):
 
 
 def test_kinds_that_do_not_fit(desk, trained):
-    with pytest.raises(LpaError, match="not of kind inter"):
+    with pytest.raises(LpaError, match="layer 0 has no inter attention to replace"):
         convert(conversion(desk, trained, kind="inter", order="0"), desk / "wrong")
     with pytest.raises(LpaError, match="have intra, inter"):
         convert(conversion(desk, trained, kind="both", order="depth"), desk / "wrong-kind")

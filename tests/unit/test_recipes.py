@@ -1,5 +1,6 @@
-"""The scripts in recipes/ that make training data; the voice on torch against the voice in ONNX Runtime."""
+"""The scripts in recipes/: those that make training data, the voice on torch and in ONNX Runtime, the table of runs."""
 
+import argparse
 import os
 import random
 import sys
@@ -8,15 +9,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import typer
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "recipes"))
 
+import convert_table
 import dictionary_text
 import speak
 import splice
 
 from lpa.align import Word
 from lpa.audio import RATE
+from lpa.cli import app
+from lpa.convert.config import read
 
 VOICE = Path(os.environ.get("LPA_VOICE", "../shared/data/voice"))
 
@@ -84,3 +89,44 @@ def test_the_voice_on_torch_says_what_onnx_runtime_says(tmp_path):
         expected = rest.run(None, dict(zip(inputs, (plan, speaker, ones), strict=True)))[0].ravel()
         np.testing.assert_allclose(wave[: len(expected)], expected, atol=2e-4)
         assert not wave[len(expected) :].any()
+
+
+@pytest.fixture
+def table(tmp_path) -> argparse.Namespace:
+    paths = {name: tmp_path / name for name in ("data", "models", "runs", "cache", "results")}
+    return argparse.Namespace(**paths, synthetic=tmp_path / "more", epochs=2.0, lr=1e-4, device="cpu")
+
+
+def test_the_table_of_runs_is_of_commands_that_there_are(table):
+    jobs = convert_table.Table(table).all_jobs()
+    names = [job.name for job in jobs]
+    assert len(set(names)) == len(names)
+    verbs = typer.main.get_command(app).commands
+    for place, job in enumerate(jobs):
+        verb, *arguments = job.command
+        given = verbs[verb].make_context(verb, [*arguments, "--max-minutes", "1"]).params  # an unknown option raises
+        if verb == "convert":
+            shared = {name: given[name] for name in ("model", "mixer")}
+            config = read(given["recipe"], given["overrides"], **shared, sources=given["data"], held_out=["1"])
+            assert config.trains == (given["recipe"] != "none")
+        if job.after is not None:  # what it waits for is made by a job that lanes have taken before
+            assert job.after.parent in [other.makes.parent for other in jobs[:place]]
+
+
+def test_what_is_finished_is_measured_once(table):
+    for name in ("all-0", "default-0-control", "ablate/row-7", "ablate/row-7/step-03", "default-0/step-01"):
+        (table.runs / name / "model").mkdir(parents=True)
+        (table.runs / name / "model" / "plan.json").touch()
+    jobs = convert_table.measurements(table)
+    measured = [(job.name.split()[0], job.command[2].removeprefix(f"{table.runs}/")) for job in jobs]
+    assert sorted(measured) == [
+        ("join", "all-0/model"),
+        ("tau", "ablate/row-7/model"),
+        ("whole", "ablate/row-7/model"),
+        ("whole", "ablate/row-7/step-03/model"),
+        ("whole", "all-0/model"),
+        ("whole", "default-0-control/model"),
+    ]
+    jobs[0].makes.parent.mkdir(parents=True)
+    jobs[0].makes.touch()
+    assert len(convert_table.measurements(table)) == len(jobs) - 1

@@ -117,10 +117,10 @@ def test_series_are_told_apart():
         "lpa, sweep order, 8 epochs a layer",
         "lpa, depth order, 8 epochs a layer",
         "summary, sweep order, 8 epochs a layer",
-        "pyramid, distilled",
-        "pyramid, distilled, 1 min",
+        "pyramid of 64 windows, distilled",
+        "pyramid of 64 windows, distilled, 1 min",
         "attention kept (control), distilled",
-        "pyramid, not trained",
+        "pyramid of 64 windows, not trained",
         "window side=16, not trained",
         "pyramid and window, distilled, no positions",
     ]
@@ -152,7 +152,7 @@ def test_without_records_the_page_says_what_to_type():
 def test_records_fill_the_tables(found):
     made = items(found)
     assert {item.verdict.mark for item in made.values()} >= {REPRODUCED, IMPOSSIBLE}
-    best = next(row for row in made["conversions"].grid.rows if row[1] == "pyramid, distilled")
+    best = next(row for row in made["conversions"].grid.rows if row[1] == "pyramid of 64 windows, distilled")
     assert (best[3].value, best[4].value, best[5]) == (pytest.approx(11.6), pytest.approx(11.5), "+0.10")
     assert (best[6].value, best[7].value, best[8]) == (pytest.approx(9.6), pytest.approx(9.5), "+0.10")
     assert best[3].spread == best[7].spread == "3 seeds"
@@ -247,7 +247,10 @@ def test_the_readme_tells_of_speech_nobody_trained_on(found):
     assert "test-clean" in table
     assert "dev-clean" not in table
     compared = readme.BLOCKS["conversions"](found)
-    assert "| wav2vec2-12 | pyramid, distilled | 8 of 12 | 11.60 (11.50–11.70, 3 seeds) | 11.50 (" in compared
+    assert (
+        "| wav2vec2-12 | pyramid of 64 windows, distilled | 8 of 12 | 11.60 (11.50–11.70, 3 seeds) | 11.50 ("
+        in compared
+    )
     assert "naive" not in compared  # it has no control to stand beside
 
 

@@ -136,6 +136,15 @@ def test_temperatures_are_set_on_pulses_and_saved_with_the_model(tmp_path):
     assert "tau" not in model.swaps[1].config
 
 
+def test_a_recipe_has_settings_for_its_mixer_alone():
+    best = read("best", **GIVEN)
+    assert best.mixer_config["block"] == 32
+    assert read("best", ["mixer_config.right=3"], **GIVEN).mixer_config == {**best.mixer_config, "right": 3}
+    assert read("best", ["mixer_config.side=3"], **GIVEN, mixer="window").mixer_config == {"side": 3}
+    several = read("best", **GIVEN, mixer="pyramid,window")
+    assert (several.settings("pyramid"), several.settings("window")) == (best.mixer_config, {})
+
+
 def test_recipes_take_overrides_and_know_their_keys(tmp_path):
     path = tmp_path / "mine.toml"
     path.write_text('recipe = "best"\nlr = 1e-3\nlayers = 3\n[mixer_config]\nblock = 16\n')
