@@ -33,22 +33,22 @@ control() { # OF NAME: as soon as it is settled which layers, in which order
 
 $LPA train "$RECIPES/sepformer.toml" --out "$RUNS/sepformer" --set minutes="$MINUTES" --set paths.data="$LPA_DATA" --set cache="$RUNS/cache"
 
-# All side by side: seven of them fill the GPU, so run nothing beside.
+# All side by side: five of them fill the GPU, so run nothing beside.
 jobs=()
 for mixer in pyramid lpa summary; do
     convert "sepformer-$mixer" sepformer-convert --mixer $mixer & jobs+=($!)
 done
 convert sepformer-window sepformer-convert --mixer window --set mixer_config.side=16 & jobs+=($!)
 control sepformer-pyramid sepformer-control & jobs+=($!)
-convert sepformer-all sepformer-all & jobs+=($!)
-control sepformer-all sepformer-all-control & jobs+=($!)
 for job in "${jobs[@]}"; do wait "$job" || echo "a conversion failed; see $RUNS/*.log" >&2; done
+MODEL=$RUNS/sepformer-pyramid/model convert sepformer-inter sepformer-inter # what it left: the attention across chunks
+control sepformer-inter sepformer-inter-control
 
 measure() { $LPA table "$@" --data "$TEST" --limit "$LIMIT" --device "$DEVICE" --record --results "$RESULTS"; }
 measure "$RUNS"/sepformer-{lpa,pyramid,window,summary,control} & jobs=($!)
-measure "$RUNS"/sepformer-all "$RUNS"/sepformer-all-control & jobs+=($!)
+measure "$RUNS"/sepformer-inter "$RUNS"/sepformer-inter-control & jobs+=($!)
 for noise in white babble; do
-    $LPA evaluate --model "$MODEL" --model "$RUNS/sepformer-pyramid/model" --model "$RUNS/sepformer-all/model" \
+    $LPA evaluate --model "$MODEL" --model "$RUNS/sepformer-pyramid/model" --model "$RUNS/sepformer-inter/model" \
         --data "$TEST" --limit "$LIMIT" --noise $noise --device "$DEVICE" --record --results "$RESULTS" & jobs+=($!)
 done
 for job in "${jobs[@]}"; do wait "$job"; done

@@ -1,0 +1,245 @@
+"""The tables of conversions, controls and rivals: many runs side by side, each an `lpa` command.
+
+    python recipes/convert_table.py train --data LibriSpeech [--synthetic DIR] [--only PATTERN] [--lanes 8]
+    python recipes/convert_table.py measure --data LibriSpeech [--only PATTERN]      what is finished, on test-clean
+    python recipes/convert_table.py list --data LibriSpeech                          the commands, and nothing more
+
+Run the same line again and it goes on: what is done is not done twice. What is trained hears dev-clean less four
+speakers, who judge it. A lane is a process that starts once and runs one command after the other; a step of these
+small models leaves most of a large GPU idle, so many lanes share it (with CUDA's MPS daemon running; without, try
+--lanes 3). Outside a git clone set LPA_COMMIT, or nothing is recorded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gc
+import multiprocessing
+import re
+import shlex
+import sys
+import time
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+
+HELD_OUT = "1272,2035,5338,6241"
+SEEDS = (0, 1, 2)
+# the paper's epochs, scaled: its 8 of a stage are of 100 to 360 h
+SCALED = {"warm_epochs": 0.08, "settle_epochs": 0.24, "align_epochs": 0.16, "final_epochs": 0.32, "batch_seconds": 64}
+ROWS = 8  # of the ablation
+JOINS = ("--join", "5", "--join", "20", "--join", "60", "--join", "180", "--join", "600")
+TAUS = ("--tau", "0.5", "--tau", "0.1", "--tau", "0.01", "--tau", "hard")
+
+
+@dataclass(frozen=True)
+class Job:
+    name: str
+    command: tuple[str, ...]  # of `lpa`
+    makes: Path  # there once it is done
+    after: Path | None = None  # what it needs
+
+
+def settings(**values: object) -> list[str]:
+    return [part for key, value in values.items() for part in ("--set", f"{key}={value}")]
+
+
+class Table:
+    """What is run, in the order of importance."""
+
+    def __init__(self, options: argparse.Namespace):
+        self.options, self.jobs, self.runs = options, list[Job](), options.runs
+        self.whisper, self.wave = (str(options.models / name) for name in ("whisper-base-ctc", "wav2vec2-12"))
+        speech = ["--data", str(options.data / "dev-clean"), "--held-out", HELD_OUT]
+        kept = {"train.cache": options.cache, "front_gb": 8.0, "train.pad_seconds": 1.0}
+        self.plain = [*speech, *settings(**kept)]
+        mixed = ["--data", str(options.synthetic), *settings(shares="[0.4,0.6]")] if options.synthetic else []
+        masks = settings(**{"train.time_masks": 4.0, "train.time_mask_seconds": 0.3}, batch_seconds=100)
+        self.best = ["--recipe", "best", *self.plain, *mixed, *masks]
+        self.paper = ["--recipe", "paper", *self.plain, *settings(**SCALED), "--layers", "8"]
+
+    def add(self, verb: str, name: str, *arguments: str, after: Path | None = None, makes: str = "result.json") -> None:
+        out = self.runs / name.split()[0]  # rows of one table share its folder
+        record = ["--record", "--results", str(self.options.results)] if verb != "plan" else []
+        self.jobs.append(Job(name, (verb, *arguments, "--out", str(out), *record), out / makes, after))
+
+    def convert(self, name: str, *arguments: str, after: Path | None = None) -> None:
+        self.add("convert", name, *arguments, after=after)
+
+    def control(self, name: str) -> None:
+        self.add("control", f"{name}-control", str(self.runs / name), after=self.runs / name / "order.json")
+
+    def all_jobs(self) -> list[Job]:
+        self.sweeps()
+        self.headlines()
+        self.of_the_paper()
+        self.rivals()
+        self.little_training()
+        self.planner()
+        return self.jobs
+
+    def sweeps(self) -> None:
+        for mixer in ("lpa", "pyramid"):
+            self.add("sweep", f"sweep-{mixer}", self.wave, *self.plain, "--mixer", mixer, makes="sweep.json")
+
+    def headlines(self) -> None:
+        wave, whisper = self.wave_training(), self.whisper_training()
+        order = self.runs / "sweep-pyramid"
+        for seed in SEEDS:
+            seeded = settings(seed=seed)
+            self.convert(f"all-{seed}", self.wave, *wave, *seeded)
+            eight = ["--layers", "8", *settings(sweep=order)]
+            self.convert(f"eight-{seed}", self.wave, *wave, *eight, *seeded, after=order / "sweep.json")
+            self.convert(f"default-{seed}", self.whisper, *whisper, *seeded)
+        for seed in SEEDS:
+            for name in ("all", "eight", "default"):
+                self.control(f"{name}-{seed}")
+
+    def wave_training(self) -> list[str]:
+        return [*self.best, *settings(settle_epochs=self.options.epochs, lr=self.options.lr)]
+
+    def whisper_training(self) -> list[str]:
+        return [*self.wave_training(), *settings(positions="false")]
+
+    def rivals(self) -> None:
+        """As many keys as the pyramid has windows, more of them, and mixers without keys."""
+        widths = {f"window{side}": ["--mixer", "window", *settings(**{"mixer_config.side": side})] for side in (32, 64)}
+        others = {mixer: ["--mixer", mixer] for mixer in ("summary", "conv")}
+        for name, mixer in {**widths, **others}.items():
+            self.convert(f"all-{name}", self.wave, *self.wave_training(), *mixer)
+            self.convert(f"default-{name}", self.whisper, *self.whisper_training(), *mixer)
+        self.convert("default-positions", self.whisper, *self.wave_training())  # what the positions cost
+
+    def of_the_paper(self) -> None:
+        """The ablation, of which two rows differ in nothing but the order; a third order, and SummaryMixing."""
+        sweep = self.runs / "sweep-lpa"
+        swept = [self.wave, *self.paper, *settings(sweep=sweep)]
+        for row in reversed(range(ROWS)):
+            makes = f"row-{row}/result.json"
+            self.add("ablate", f"ablate row-{row}", *swept, "--row", str(row), after=sweep / "sweep.json", makes=makes)
+        self.convert("paper-random", self.wave, *self.paper, "--order", "random:0")
+        self.convert("paper-summary", *swept, "--mixer", "summary", after=sweep / "sweep.json")
+
+    def little_training(self) -> None:
+        for epochs in (0.1, 0.3, 1.0):
+            more = settings(settle_epochs=epochs)
+            self.convert(f"default-epochs-{epochs}", self.whisper, *self.whisper_training(), *more)
+
+    def planner(self) -> None:
+        """What it predicts, what that comes to as it is, and after training."""
+        mixers = [part for name in ("pyramid", "ladder", "window") for part in ("--mixer", name)]
+        self.add("plan", "plan", self.wave, *self.plain, *mixers, "--budget", "2", makes="choice.json")
+        choice = self.runs / "plan" / "choice.json"
+        taken = ["--plan", str(choice)]
+        self.convert("plan-free", self.wave, *self.plain, "--recipe", "none", *taken, after=choice)
+        self.convert("plan-best", self.wave, *self.wave_training(), *taken, after=choice)
+
+
+def measurements(options: argparse.Namespace) -> list[Job]:
+    """Every model that came out, every depth of the paper's recipe; some on joined speech or with sharper gates."""
+    steps = {f"{run}/step-{n:02d}" for run in ("ablate/row-6", "ablate/row-7", "paper-random") for n in range(1, 9)}
+    runs = [path.parents[1] for path in options.runs.glob("*/model/plan.json")]
+    runs += [path.parents[1] for path in options.runs.glob("ablate/*/model/plan.json")]
+    models = sorted(run / "model" for run in [*runs, *(options.runs / step for step in steps)])
+    kinds: list[tuple[str, tuple[str, ...], list[Path]]] = [("whole", (), models)]
+    kinds.append(("join", JOINS, [options.runs / name / "model" for name in ("default-0", "all-0", "all-window32")]))
+    kinds.append(("tau", TAUS, [options.runs / "ablate" / "row-7" / "model"]))
+    jobs = []
+    for kind, more, chosen in kinds:
+        for model in chosen:
+            done = options.runs / "measured" / kind / str(model.relative_to(options.runs)).replace("/", "_")
+            if (model / "plan.json").is_file() and not done.exists():
+                command = ("evaluate", "--model", str(model), "--data", str(options.data / "test-clean"), *more)
+                command += (
+                    "--device",
+                    options.device,
+                    "--batch-seconds",
+                    "600",
+                    "--record",
+                    "--results",
+                    str(options.results),
+                )
+                jobs.append(Job(f"{kind} {model}", command, done))
+    return jobs
+
+
+def lane(queue, options: argparse.Namespace, deadline: float) -> None:
+    """One process: a command after the other, each with a log of its own, until there are none or time is up."""
+    from lpa.cli import app
+
+    for job in iter(queue.get, None):
+        while job.after is not None and not job.after.exists() and time.time() < deadline:
+            time.sleep(0.5)
+        left = (deadline - time.time()) / 60
+        if job.makes.exists() or left <= 0:
+            continue
+        command = [*job.command]
+        if command[0] != "evaluate":
+            command += ["--max-minutes", f"{left:.2f}"]
+        sys.argv = ["lpa", *command]  # what records name
+        log = options.runs / "logs" / f"{job.name.replace('/', '_')}.log"
+        began = time.time()
+        with log.open("a") as file, contextlib.redirect_stdout(file), contextlib.redirect_stderr(file):
+            try:
+                app(command, standalone_mode=False)
+                if command[0] == "evaluate":
+                    job.makes.parent.mkdir(parents=True, exist_ok=True)
+                    job.makes.touch()
+            except (Exception, SystemExit):
+                traceback.print_exc()
+        state = "done" if job.makes.exists() else "not done, see its log"
+        print(f"{job.name}: {state}, {time.time() - began:.0f} s", flush=True)
+        tidy()
+
+
+def tidy() -> None:
+    import torch
+
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def run(jobs: list[Job], options: argparse.Namespace) -> None:
+    (options.runs / "logs").mkdir(parents=True, exist_ok=True)
+    spawn = multiprocessing.get_context("spawn")
+    queue, deadline = spawn.Queue(), time.time() + 60 * options.minutes
+    todo = [job for job in jobs if not job.makes.exists()]
+    lanes = min(options.lanes, len(todo))
+    for job in [*todo, *[None] * lanes]:
+        queue.put(job)
+    team = [spawn.Process(target=lane, args=(queue, options, deadline)) for _ in range(lanes)]
+    for process in team:
+        process.start()
+    for process in team:
+        process.join()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("train", "measure", "list"))
+    parser.add_argument("--data", type=Path, required=True, help="folder that holds dev-clean and test-clean")
+    parser.add_argument("--synthetic", type=Path, help="more speech to train on")
+    parser.add_argument("--models", type=Path, default=Path("models"))
+    parser.add_argument("--runs", type=Path, default=Path("runs/table"))
+    parser.add_argument("--cache", type=Path, default=Path("runs/cache"), help="of decoded speech")
+    parser.add_argument("--results", type=Path, default=Path("results"))
+    parser.add_argument("--only", default="", help="jobs whose names match this pattern")
+    parser.add_argument("--lanes", type=int, default=8)
+    parser.add_argument("--minutes", type=float, default=20.0)
+    parser.add_argument("--device", default="cuda", help="what is measured on")
+    parser.add_argument("--lr", type=float, default=2.5e-4, help="of the recipe best")
+    parser.add_argument("--epochs", type=float, default=2.0, help="of the recipe best")
+    options = parser.parse_args()
+    jobs = measurements(options) if options.what == "measure" else Table(options).all_jobs()
+    jobs = [job for job in jobs if re.search(options.only, job.name)]
+    if options.what == "list":
+        print("\n".join(f"{job.name}\tlpa {shlex.join(job.command)}" for job in jobs))
+    else:
+        run(jobs, options)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
