@@ -21,6 +21,7 @@ WINDOWS = 1 << 16  # windows of samples whose products are summed at once, in fl
 def fits(audio: Tensor, layers: Any) -> bool:
     """Whether `convolve` is the one to take this: inference in float32 on a CPU, through layers it knows."""
     plain = audio.device.type == "cpu" and layers[0].conv.weight.dtype == torch.float32
+    plain = plain and not torch.is_autocast_enabled("cpu")
     return plain and not torch.is_grad_enabled() and known(layers)
 
 

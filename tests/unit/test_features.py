@@ -72,7 +72,10 @@ def test_a_model_takes_pieces_at_work_and_batches_in_training(monkeypatch):
     with torch.no_grad():
         assert features.fits(audio, layers)
         pieces = model.front(audio)[0]
+        with torch.autocast("cpu", torch.bfloat16):  # a held-out utterance, heard between two steps of training
+            half = model.front(audio)[0]
     assert pieces.shape == batch.shape == (1, model.frames(5000), 16)
+    torch.testing.assert_close(half.float(), pieces, atol=0.05, rtol=0.05)
     monkeypatch.setattr("lpa.families.wav2vec2.known", lambda _: False)
     with pytest.raises(AssertionError, match="layer by layer"):
         model.front(audio)
