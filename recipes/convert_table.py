@@ -4,6 +4,12 @@
     python recipes/convert_table.py measure --data LibriSpeech [--only PATTERN]      what is finished, on test-clean
     python recipes/convert_table.py list --data LibriSpeech                          the commands, and nothing more
 
+On two CPU cores that multiply in bf16, small enough for two hours:
+
+    OMP_NUM_THREADS=1 python recipes/convert_table.py train --data LibriSpeech --lanes 2 --minutes 120 --device cpu \
+        --scale 0.18 --epochs 0.57 --lr 1e-4 --set batch_seconds=24 --set train.precision=bf16 --set front_gb=0 \
+        --set train.held_out_limit=96
+
 Run the same line again and it goes on: what is done is not done twice. What is trained hears dev-clean less four
 speakers, who judge it. A lane is a process that starts once and runs one command after the other; a step of these
 small models leaves most of a large GPU idle, so many lanes share it (with CUDA's MPS daemon running; without, try
@@ -24,11 +30,15 @@ import traceback
 from dataclasses import dataclass
 from pathlib import Path
 
+from lpa.convert.config import FINE
+
 HELD_OUT = "1272,2035,5338,6241"
 SEEDS = (0, 1, 2)
 # the paper's epochs, scaled: its 8 of a stage are of 100 to 360 h
-SCALED = {"warm_epochs": 0.08, "settle_epochs": 0.24, "align_epochs": 0.16, "final_epochs": 0.32, "batch_seconds": 64}
+SCALED = {"warm_epochs": 0.08, "settle_epochs": 0.24, "align_epochs": 0.16, "final_epochs": 0.32}
+EPOCH = 16_900  # seconds of the speakers who are not held out
 ROWS = 8  # of the ablation
+HARDENED = 0.02  # temperature at which gates are as good as hard
 JOINS = ("--join", "5", "--join", "20", "--join", "60", "--join", "180", "--join", "600")
 TAUS = ("--tau", "0.5", "--tau", "0.1", "--tau", "0.01", "--tau", "hard")
 
@@ -53,16 +63,20 @@ class Table:
         self.whisper, self.wave = (str(options.models / name) for name in ("whisper-base-ctc", "wav2vec2-12"))
         speech = ["--data", str(options.data / "dev-clean"), "--held-out", HELD_OUT]
         kept = {"train.cache": options.cache, "front_gb": 8.0, "train.pad_seconds": 1.0}
+        self.given = [part for text in options.set for part in ("--set", text)]
         self.plain = [*speech, *settings(**kept)]
         mixed = ["--data", str(options.synthetic), *settings(shares="[0.4,0.6]")] if options.synthetic else []
         masks = settings(**{"train.time_masks": 4.0, "train.time_mask_seconds": 0.3}, batch_seconds=100)
         self.best = ["--recipe", "best", *self.plain, *mixed, *masks]
-        self.paper = ["--recipe", "paper", *self.plain, *settings(**SCALED), "--layers", "8"]
+        scaled = {name: epochs * options.scale for name, epochs in SCALED.items()}
+        self.paper = ["--recipe", "paper", *self.plain, *settings(**scaled, batch_seconds=64), "--layers", "8"]
+        self.swept = settings(**{"train.epoch_seconds": EPOCH * options.scale})
 
     def add(self, verb: str, name: str, *arguments: str, after: Path | None = None, makes: str = "result.json") -> None:
         out = self.runs / name.split()[0]  # rows of one table share its folder
         record = ["--record", "--results", str(self.options.results)] if verb != "plan" else []
-        self.jobs.append(Job(name, (verb, *arguments, "--out", str(out), *record), out / makes, after))
+        given = self.given if verb != "control" else []  # it has what its conversion had
+        self.jobs.append(Job(name, (verb, *arguments, *given, "--out", str(out), *record), out / makes, after))
 
     def convert(self, name: str, *arguments: str, after: Path | None = None) -> None:
         self.add("convert", name, *arguments, after=after)
@@ -81,7 +95,8 @@ class Table:
 
     def sweeps(self) -> None:
         for mixer in ("lpa", "pyramid"):
-            self.add("sweep", f"sweep-{mixer}", self.wave, *self.plain, "--mixer", mixer, makes="sweep.json")
+            named = [*self.swept, "--mixer", mixer]
+            self.add("sweep", f"sweep-{mixer}", self.wave, *self.plain, *named, makes="sweep.json")
 
     def headlines(self) -> None:
         wave, whisper = self.wave_training(), self.whisper_training()
@@ -119,17 +134,26 @@ class Table:
             makes = f"row-{row}/result.json"
             self.add("ablate", f"ablate row-{row}", *swept, "--row", str(row), after=sweep / "sweep.json", makes=makes)
         self.convert("paper-random", self.wave, *self.paper, "--order", "random:0")
+        self.convert("paper-hard", *swept, *settings(final_tau=HARDENED), after=sweep / "sweep.json")
         self.convert("paper-summary", *swept, "--mixer", "summary", after=sweep / "sweep.json")
 
     def little_training(self) -> None:
-        for epochs in (0.1, 0.3, 1.0):
-            more = settings(settle_epochs=epochs)
-            self.convert(f"default-epochs-{epochs}", self.whisper, *self.whisper_training(), *more)
+        """None at all, beside windows of as many keys; and by the clock."""
+        for name, model in (("all", self.wave), ("default", self.whisper)):
+            free = [model, *self.plain, "--recipe", "none"]
+            self.convert(f"{name}-free", *free)
+            self.convert(f"{name}-free-window32", *free, "--mixer", "window", *settings(**{"mixer_config.side": 32}))
+        for minutes in (1, 3):
+            more = settings(minutes=minutes)
+            self.convert(f"all-minutes-{minutes}", self.wave, *self.wave_training(), *more)
+            self.convert(f"default-minutes-{minutes}", self.whisper, *self.whisper_training(), *more)
 
     def planner(self) -> None:
         """What it predicts, what that comes to as it is, and after training."""
         mixers = [part for name in ("pyramid", "ladder", "window") for part in ("--mixer", name)]
-        self.add("plan", "plan", self.wave, *self.plain, *mixers, "--budget", "2", makes="choice.json")
+        fine = f"{{block={FINE['block']},pieces={FINE['pieces']},steps={FINE['steps']}}}"
+        trained = [*self.swept, *settings(**{"mixer_config.pyramid": fine, "mixer_config.window": "{side=32}"})]
+        self.add("plan", "plan", self.wave, *self.plain, *trained, *mixers, "--budget", "2", makes="choice.json")
         choice = self.runs / "plan" / "choice.json"
         taken = ["--plan", str(choice)]
         self.convert("plan-free", self.wave, *self.plain, "--recipe", "none", *taken, after=choice)
@@ -143,24 +167,19 @@ def measurements(options: argparse.Namespace) -> list[Job]:
     runs += [path.parents[1] for path in options.runs.glob("ablate/*/model/plan.json")]
     models = sorted(run / "model" for run in [*runs, *(options.runs / step for step in steps)])
     kinds: list[tuple[str, tuple[str, ...], list[Path]]] = [("whole", (), models)]
-    kinds.append(("join", JOINS, [options.runs / name / "model" for name in ("default-0", "all-0", "all-window32")]))
-    kinds.append(("tau", TAUS, [options.runs / "ablate" / "row-7" / "model"]))
+    joined = ("default-0", "all-0", "all-0-control", "all-window32", "all-summary")
+    kinds.append(("join", JOINS, [options.runs / name / "model" for name in joined]))
+    kinds.append(("tau", TAUS, [options.runs / name / "model" for name in ("ablate/row-7", "paper-hard")]))
     jobs = []
     for kind, more, chosen in kinds:
         for model in chosen:
             done = options.runs / "measured" / kind / str(model.relative_to(options.runs)).replace("/", "_")
             if (model / "plan.json").is_file() and not done.exists():
-                command = ("evaluate", "--model", str(model), "--data", str(options.data / "test-clean"), *more)
-                command += (
-                    "--device",
-                    options.device,
-                    "--batch-seconds",
-                    "600",
-                    "--record",
-                    "--results",
-                    str(options.results),
-                )
-                jobs.append(Job(f"{kind} {model}", command, done))
+                command = ["evaluate", "--model", str(model), "--data", str(options.data / "test-clean"), *more]
+                command += ["--device", options.device, "--batch-seconds", str(options.batch)]
+                command += ["--limit", str(options.limit)] if options.limit else []
+                command += ["--record", "--results", str(options.results)]
+                jobs.append(Job(f"{kind} {model}", tuple(command), done))
     return jobs
 
 
@@ -231,6 +250,10 @@ def main() -> int:
     parser.add_argument("--device", default="cuda", help="what is measured on")
     parser.add_argument("--lr", type=float, default=2.5e-4, help="of the recipe best")
     parser.add_argument("--epochs", type=float, default=2.0, help="of the recipe best")
+    parser.add_argument("--scale", type=float, default=1.0, help="of the epochs of sweeps and of the paper's recipe")
+    parser.add_argument("--set", action="append", default=[], help="key=value, for everything that trains")
+    parser.add_argument("--limit", type=int, help="measure on so many utterances")
+    parser.add_argument("--batch", type=int, default=600, help="measure in batches of so many seconds")
     options = parser.parse_args()
     jobs = measurements(options) if options.what == "measure" else Table(options).all_jobs()
     jobs = [job for job in jobs if re.search(options.only, job.name)]

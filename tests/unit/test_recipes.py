@@ -94,7 +94,8 @@ def test_the_voice_on_torch_says_what_onnx_runtime_says(tmp_path):
 @pytest.fixture
 def table(tmp_path) -> argparse.Namespace:
     paths = {name: tmp_path / name for name in ("data", "models", "runs", "cache", "results")}
-    return argparse.Namespace(**paths, synthetic=tmp_path / "more", epochs=2.0, lr=1e-4, device="cpu")
+    training = {"synthetic": tmp_path / "more", "epochs": 2.0, "lr": 1e-4, "scale": 0.5, "set": ["batch_seconds=24"]}
+    return argparse.Namespace(**paths, **training, device="cpu", limit=8, batch=600)
 
 
 def test_the_table_of_runs_is_of_commands_that_there_are(table):
