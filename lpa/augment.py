@@ -39,6 +39,11 @@ class Draws:
     def rows(self, index: np.ndarray) -> Draws:
         return Draws(**{f.name: getattr(self, f.name)[index] for f in dataclasses.fields(self)})
 
+    def twice(self) -> Draws:
+        """For the rows of a batch heard twice: its utterances keep their speed, so that the frames are the same."""
+        half = len(self.speed) // 2
+        return dataclasses.replace(self, speed=np.tile(self.speed[:half], 2))
+
     def lengths(self, samples: np.ndarray) -> np.ndarray:
         """(B,) samples left of that many once the speed has changed."""
         return (samples - 1) * SPEED_ONE // self.speed + 1

@@ -339,6 +339,21 @@ def bench_transcribe(
     commands.show_transcribe(file, model, backend or ["onnx"], seconds, rounds, record, as_json)
 
 
+@bench_app.command("enhance")
+def bench_enhance(
+    file: Annotated[str, typer.Argument(help="A recording, said over and over until it lasts long enough.")],
+    model: Annotated[str, typer.Option(help="Model folder.")] = "default",
+    seconds: Annotated[str, typer.Option(help="Lengths of audio.")] = "20,600",
+    rounds: Annotated[int, typer.Option(min=1, help="Times each is run, in turn.")] = 1,
+    record: Annotated[bool, typer.Option(help="Add the rows to results/bench.jsonl.")] = False,
+    as_json: Json = False,
+) -> None:
+    """`lpa enhance` from the start of its process to the file: time and memory by the length of the recording."""
+    from .bench import commands
+
+    commands.show_enhance(file, model, seconds, rounds, record, as_json)
+
+
 @bench_app.command("peers")
 def bench_peers(
     data: Annotated[str, typer.Option(help="LibriSpeech folder or JSONL manifest.")],

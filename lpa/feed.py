@@ -138,7 +138,10 @@ class Feed:
     ) -> Batch:
         """This process's rows of the batch `whole` (indices into the bank), augmented as the step says."""
         rows, weights = self.share(len(whole), rank, world)
-        draws = augment.draw(config, step, self.bank.lengths[whole] / RATE).rows(rows)
+        if config.consistency_weight:  # all of it twice, one after the other
+            rows, weights, whole = np.concatenate([rows, rows + len(whole)]), weights.repeat(2), np.tile(whole, 2)
+        draws = augment.draw(config, step, self.bank.lengths[whole] / RATE)
+        draws = (draws.twice() if config.consistency_weight else draws).rows(rows)
         index = whole[rows]
         samples = draws.lengths(self.bank.lengths[index])
         audio, lengths = self._heard(config, frames, index, samples, draws, around)

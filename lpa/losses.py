@@ -54,6 +54,15 @@ def posterior_kl(
     return Part((kl * mask).sum() * temperature**2, mask.sum())
 
 
+def consistency(logits: Tensor, lengths: Tensor, weights: Tensor) -> Part:
+    """KL of every own frame towards what is said of the same utterance otherwise augmented, which is taken as given.
+
+    logits (2B, T, V): the same B utterances twice.
+    """
+    other = logits.detach().roll(len(logits) // 2, 0)
+    return posterior_kl(logits, other, lengths, lengths, 1.0, weights)
+
+
 def hidden_error(
     student: list[Tensor], teacher: list[Tensor], student_lengths: Tensor, teacher_lengths: Tensor, weights: Tensor
 ) -> Part:

@@ -91,6 +91,9 @@ class TrainConfig:
     feature_mask_share: float = option(0.2, "SpecAugment: widest of them, as a share of the channels")
     # what it is told
     ctc_weight: float = option(1.0, "weight of the CTC loss against the transcript")
+    consistency_weight: float = option(
+        0.0, "weight of the KL between what is said of two augmentations of an utterance; a batch is then heard twice"
+    )
     teacher: str = option("", "model folder or hub id of a frozen teacher")
     snr_weight: float = option(1.0, "enhancement: weight of negative SI-SNR, in dB, against the clean audio")
     kl_weight: float = option(0.0, "weight of KL(teacher | student) on CTC posteriors")

@@ -44,7 +44,7 @@ def write(
         **more,
         "commit": commit(),
         "machine": machine or describe_machine(),
-        "command": " ".join([Path(sys.argv[0]).name.replace("__main__.py", "lpa"), *sys.argv[1:]]),
+        "command": " ".join([Path(sys.argv[0]).name.replace("__main__.py", "lpa"), *map(seen_from_here, sys.argv[1:])]),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
     }
     check(record, "this record")
@@ -60,6 +60,11 @@ def write(
     finally:
         os.close(descriptor)
     return json.loads(line)
+
+
+def seen_from_here(argument: str) -> str:
+    """A path from the root as one from this folder: what a record names is no machine's own."""
+    return os.path.relpath(argument) if os.path.isabs(argument) else argument
 
 
 def network(model: str) -> dict[str, Any] | None:

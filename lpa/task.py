@@ -65,6 +65,9 @@ class Transcription(Task):
                 told = (batch.frames, batch.targets, batch.target_lengths)
                 part = losses.ctc(student.logits, *told, model.tokens.blank, batch.weights)
                 found["ctc"] = (config.ctc_weight, part)
+            if config.consistency_weight:
+                part = losses.consistency(student.logits, student.lengths, batch.weights)
+                found["consistency"] = (config.consistency_weight, part)
             if teacher is None:
                 return found
             lengths = (student.lengths, teacher.lengths)
@@ -116,6 +119,8 @@ class Enhancement(Task):
         return denoise.NoisyFeed(bank, device, config)
 
     def objective(self, config: TrainConfig, model: SpeechModel) -> Objective:
+        if config.consistency_weight:
+            raise LpaError("consistency_weight is for models that transcribe; set it to 0")
         return denoise.objective(config)
 
     def evaluation(self, feed: Any, accelerator: Accelerator, batch_seconds: float) -> Evaluation:

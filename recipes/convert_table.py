@@ -1,6 +1,6 @@
 """The tables of conversions, controls and rivals: many runs side by side, each an `lpa` command.
 
-    python recipes/convert_table.py train --data LibriSpeech [--synthetic DIR] [--only PATTERN] [--lanes 8]
+    python recipes/convert_table.py train --data LibriSpeech [--synthetic DIR] [--only PATTERN] [--lanes 8] [--measure]
     python recipes/convert_table.py measure --data LibriSpeech [--only PATTERN]      what is finished, on test-clean
     python recipes/convert_table.py list --data LibriSpeech                          the commands, and nothing more
 
@@ -24,6 +24,7 @@ import gc
 import multiprocessing
 import re
 import shlex
+import shutil
 import sys
 import time
 import traceback
@@ -65,7 +66,7 @@ class Table:
         kept = {"train.cache": options.cache, "front_gb": 8.0, "train.pad_seconds": 1.0}
         self.given = [part for text in options.set for part in ("--set", text)]
         self.plain = [*speech, *settings(**kept)]
-        mixed = ["--data", str(options.synthetic), *settings(shares="[0.4,0.6]")] if options.synthetic else []
+        mixed = ["--data", str(options.synthetic), *settings(shares="[0.25,0.75]")] if options.synthetic else []
         masks = settings(**{"train.time_masks": 4.0, "train.time_mask_seconds": 0.3}, batch_seconds=100)
         self.best = ["--recipe", "best", *self.plain, *mixed, *masks]
         scaled = {name: epochs * options.scale for name, epochs in SCALED.items()}
@@ -86,9 +87,11 @@ class Table:
 
     def all_jobs(self) -> list[Job]:
         self.sweeps()
+        self.every_depth()
         self.headlines()
         self.of_the_paper()
         self.rivals()
+        self.enhancement()
         self.little_training()
         self.planner()
         return self.jobs
@@ -97,6 +100,12 @@ class Table:
         for mixer in ("lpa", "pyramid"):
             named = [*self.swept, "--mixer", mixer]
             self.add("sweep", f"sweep-{mixer}", self.wave, *self.plain, *named, makes="sweep.json")
+
+    def every_depth(self) -> None:
+        """The paper's recipe to the last layer: the longest run, so it begins first."""
+        sweep = self.runs / "sweep-lpa"
+        all_layers = [*self.paper, "--layers", "12", *settings(sweep=sweep)]
+        self.convert("paper-all", self.wave, *all_layers, after=sweep / "sweep.json")
 
     def headlines(self) -> None:
         wave, whisper = self.wave_training(), self.whisper_training()
@@ -137,6 +146,14 @@ class Table:
         self.convert("paper-hard", *swept, *settings(final_tau=HARDENED), after=sweep / "sweep.json")
         self.convert("paper-summary", *swept, "--mixer", "summary", after=sweep / "sweep.json")
 
+    def enhancement(self) -> None:
+        """The attention across the chunks of a SepFormer that has none left within them."""
+        recipe = str(Path(__file__).with_name("sepformer-inter.toml"))
+        kept = settings(**{"train.cache": self.options.cache})
+        arguments = ["--data", str(self.options.data / "dev-clean"), "--recipe", recipe, *kept]
+        self.convert("enhance-inter", str(self.options.enhance), *arguments)
+        self.control("enhance-inter")
+
     def little_training(self) -> None:
         """None at all, beside windows of as many keys; and by the clock."""
         for name, model in (("all", self.wave), ("default", self.whisper)):
@@ -162,12 +179,16 @@ class Table:
 
 def measurements(options: argparse.Namespace) -> list[Job]:
     """Every model that came out, every depth of the paper's recipe; some on joined speech or with sharper gates."""
-    steps = {f"{run}/step-{n:02d}" for run in ("ablate/row-6", "ablate/row-7", "paper-random") for n in range(1, 9)}
+    steps = {f"{run}/step-{n:02d}" for run in ("ablate/row-6", "paper-random") for n in range(1, 9)}
+    steps |= {f"paper-all/step-{n:02d}" for n in range(1, 13)}
     runs = [path.parents[1] for path in options.runs.glob("*/model/plan.json")]
     runs += [path.parents[1] for path in options.runs.glob("ablate/*/model/plan.json")]
-    models = sorted(run / "model" for run in [*runs, *(options.runs / step for step in steps)])
+    speech = [run for run in runs if not run.name.startswith("enhance")]
+    models = sorted(run / "model" for run in [*speech, *(options.runs / step for step in steps)])
     kinds: list[tuple[str, tuple[str, ...], list[Path]]] = [("whole", (), models)]
-    joined = ("default-0", "all-0", "all-0-control", "all-window32", "all-summary")
+    rivals = ("window32", "window64", "conv", "summary")
+    joined = ["eight-0", "all-0", "all-0-control", "default-0", "ablate/row-7"]
+    joined += [f"{name}-{rival}" for name in ("all", "default") for rival in rivals]
     kinds.append(("join", JOINS, [options.runs / name / "model" for name in joined]))
     kinds.append(("tau", TAUS, [options.runs / name / "model" for name in ("ablate/row-7", "paper-hard")]))
     jobs = []
@@ -183,33 +204,64 @@ def measurements(options: argparse.Namespace) -> list[Job]:
     return jobs
 
 
-def lane(queue, options: argparse.Namespace, deadline: float) -> None:
-    """One process: a command after the other, each with a log of its own, until there are none or time is up."""
-    from lpa.cli import app
+def lane(queue, training, options: argparse.Namespace, deadline: float) -> None:
+    """One process: a command after the other until there are none or time is up; what one makes is measured at once.
 
+    What is left to measure then, while others still train, is done by whoever is free.
+    """
     for job in iter(queue.get, None):
         while job.after is not None and not job.after.exists() and time.time() < deadline:
             time.sleep(0.5)
-        left = (deadline - time.time()) / 60
-        if job.makes.exists() or left <= 0:
-            continue
-        command = [*job.command]
-        if command[0] != "evaluate":
-            command += ["--max-minutes", f"{left:.2f}"]
-        sys.argv = ["lpa", *command]  # what records name
-        log = options.runs / "logs" / f"{job.name.replace('/', '_')}.log"
-        began = time.time()
-        with log.open("a") as file, contextlib.redirect_stdout(file), contextlib.redirect_stderr(file):
-            try:
-                app(command, standalone_mode=False)
-                if command[0] == "evaluate":
-                    job.makes.parent.mkdir(parents=True, exist_ok=True)
-                    job.makes.touch()
-            except (Exception, SystemExit):
-                traceback.print_exc()
-        state = "done" if job.makes.exists() else "not done, see its log"
-        print(f"{job.name}: {state}, {time.time() - began:.0f} s", flush=True)
-        tidy()
+        if not job.makes.exists() and time.time() < deadline:
+            do(job, options, deadline)
+        if options.measure and (job.makes.parent / "model").is_dir():
+            measure(options, deadline, job.makes.parent / "model")
+    with training.get_lock():
+        training.value -= 1
+    while options.measure and time.time() < deadline:
+        others_train = training.value
+        measure(options, deadline)
+        if not others_train:
+            return
+        time.sleep(1)
+
+
+def measure(options: argparse.Namespace, deadline: float, model: Path | None = None) -> None:
+    """Whatever there is to measure, or of one model alone, that no other lane has taken."""
+    for job in measurements(options):
+        if time.time() < deadline and (model is None or str(model) in job.command) and claimed(job, options):
+            do(job, options, deadline)
+
+
+def claimed(job: Job, options: argparse.Namespace) -> bool:
+    try:
+        (options.runs / "claims" / job.name.replace("/", "_")).touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
+
+
+def do(job: Job, options: argparse.Namespace, deadline: float) -> None:
+    """One command, with a log of its own."""
+    from lpa.cli import app
+
+    command = [*job.command]
+    if command[0] != "evaluate":
+        command += ["--max-minutes", f"{(deadline - time.time()) / 60:.2f}"]
+    sys.argv = ["lpa", *command]  # what records name
+    log = options.runs / "logs" / f"{job.name.replace('/', '_')}.log"
+    began = time.time()
+    with log.open("a") as file, contextlib.redirect_stdout(file), contextlib.redirect_stderr(file):
+        try:
+            app(command, standalone_mode=False)
+            if command[0] == "evaluate":
+                job.makes.parent.mkdir(parents=True, exist_ok=True)
+                job.makes.touch()
+        except (Exception, SystemExit):
+            traceback.print_exc()
+    state = "done" if job.makes.exists() else "not done, see its log"
+    print(f"{job.name}: {state}, {time.time() - began:.0f} s", flush=True)
+    tidy()
 
 
 def tidy() -> None:
@@ -221,14 +273,17 @@ def tidy() -> None:
 
 
 def run(jobs: list[Job], options: argparse.Namespace) -> None:
-    (options.runs / "logs").mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(options.runs / "claims", ignore_errors=True)  # of lanes that are no more
+    for name in ("logs", "claims"):
+        (options.runs / name).mkdir(parents=True, exist_ok=True)
     spawn = multiprocessing.get_context("spawn")
     queue, deadline = spawn.Queue(), time.time() + 60 * options.minutes
     todo = [job for job in jobs if not job.makes.exists()]
     lanes = min(options.lanes, len(todo))
+    training = spawn.Value("i", lanes)
     for job in [*todo, *[None] * lanes]:
         queue.put(job)
-    team = [spawn.Process(target=lane, args=(queue, options, deadline)) for _ in range(lanes)]
+    team = [spawn.Process(target=lane, args=(queue, training, options, deadline)) for _ in range(lanes)]
     for process in team:
         process.start()
     for process in team:
@@ -241,6 +296,7 @@ def main() -> int:
     parser.add_argument("--data", type=Path, required=True, help="folder that holds dev-clean and test-clean")
     parser.add_argument("--synthetic", type=Path, help="more speech to train on")
     parser.add_argument("--models", type=Path, default=Path("models"))
+    parser.add_argument("--enhance", type=Path, default=Path("lpa/models/enhance"))
     parser.add_argument("--runs", type=Path, default=Path("runs/table"))
     parser.add_argument("--cache", type=Path, default=Path("runs/cache"), help="of decoded speech")
     parser.add_argument("--results", type=Path, default=Path("results"))
@@ -252,6 +308,7 @@ def main() -> int:
     parser.add_argument("--epochs", type=float, default=2.0, help="of the recipe best")
     parser.add_argument("--scale", type=float, default=1.0, help="of the epochs of sweeps and of the paper's recipe")
     parser.add_argument("--set", action="append", default=[], help="key=value, for everything that trains")
+    parser.add_argument("--measure", action="store_true", help="measure each model as soon as it is made")
     parser.add_argument("--limit", type=int, help="measure on so many utterances")
     parser.add_argument("--batch", type=int, default=600, help="measure in batches of so many seconds")
     options = parser.parse_args()

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import gzip
-import json
 import random
 import re
 import sys
@@ -23,14 +22,9 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
+from book_text import pack, stay_apart, words
 
-WORD = re.compile(r"[a-z]+(?:'[a-z]+)*")
 SHORT, LONG = 5, 24  # words a line
-
-
-def words(line: str) -> list[str]:
-    return WORD.findall(line.lower())
 
 
 def entries(path: Path, quoted: bool) -> Iterator[str]:
@@ -71,10 +65,6 @@ def exchanged(sentence: str, others: list[str], rng: random.Random) -> str:
     return " ".join(rng.choice(others) if len(w) > 3 and rng.random() < 0.25 else w for w in sentence.split())
 
 
-def runs(found: list[str], size: int = 7) -> Iterator[tuple[str, ...]]:
-    return (tuple(found[i : i + size]) for i in range(len(found) - size + 1))
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name in ("gcide", "wordnet", "books", "voice", "out"):
@@ -84,7 +74,6 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     rng = random.Random(options.seed)
-    apart = {run for path in options.apart for line in path.read_text().splitlines() for run in runs(words(line)[1:])}
     books = (options.books / "sentences.txt").read_text().splitlines()
     kinds = [
         sorted({line for text in entries(path, path == options.wordnet) for line in lines(text)})
@@ -94,25 +83,9 @@ def main() -> int:
     others = [w for w in spoken if len(w) > 3]
     kinds.append([exchanged(sentence, others, rng) for sentence in books])
     chosen = [line for kind in kinds for line in rng.sample(kind, min(len(kind), options.count // len(kinds)))]
-    chosen = [line for line in chosen if not any(run in apart for run in runs(words(line)))]
+    chosen = stay_apart(chosen, options.apart)
     rng.shuffle(chosen)
-
-    from piper.phoneme_ids import phonemes_to_ids
-    from piper.phonemize_espeak import EspeakPhonemizer
-
-    ids, phonemizer = json.loads((options.voice / "voice.json").read_text())["phoneme_id_map"], EspeakPhonemizer()
-    rows = []
-    for number, line in enumerate(chosen):
-        said = [p for part in phonemizer.phonemize("en-us", line.lower() + ".") for p in part]
-        rows.append(np.array(phonemes_to_ids(said, ids), np.uint8))
-        if number % 1000 == 0:
-            print(f"\r{number} of {len(chosen)}", end="", file=sys.stderr)
-    options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / "sentences.txt").write_text("".join(" ".join(words(line)) + "\n" for line in chosen))
-    lens = np.array([len(row) for row in rows], np.int32)
-    np.savez_compressed(options.out / "phonemes.npz", flat=np.concatenate(rows), lens=lens)
-    heard = Counter(w for line in chosen for w in words(line))
-    print(f"\n{len(chosen)} lines, {sum(heard.values())} words, {len(heard)} different", file=sys.stderr)
+    pack([line.lower() for line in chosen], options.voice, options.out, {"en-us": 1.0}, rng)
     return 0
 
 

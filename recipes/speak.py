@@ -4,8 +4,8 @@
 
 --voice  skeleton.onnx (the network), weights_fp16.npz (its weights by name) and voice.json
 --text   sentences.txt and, line for line, phonemes.npz (flat: phoneme ids, lens: how many a sentence has)
---out    NNNNN.npz: audio (int16, 16 kHz, end to end), lengths, text, speaker; 40 utterances each
---cuda   the network's last two parts, which are seven eighths of its work, run on a GPU, a shard at once
+--out    NNNNN.npz: audio (int16, 16 kHz, end to end), lengths, text, speaker; 128 utterances each
+--cuda   a shard at once on a GPU, hundreds of times as fast; a few workers fill it
 
 A shard depends on its number, --seed and --cuda alone, appears under its name only when it is whole, and is not made
 twice: stop at any time and run the same command again. Needs numpy, soxr, onnx and onnxruntime; --cuda needs torch.
@@ -27,7 +27,7 @@ from pathlib import Path
 import numpy as np
 
 RATE = 16000
-SIZE = 40  # utterances a shard
+SIZE = 128  # utterances a shard
 
 
 def rebuild(voice: Path, out: Path) -> None:
@@ -81,38 +81,61 @@ def loud(wave: np.ndarray) -> np.ndarray:
     return np.rint(wave / max(1e-3, np.abs(wave).max()) * 30000).astype(np.int16)
 
 
-PLAN = ["/Add_output_0", "/Unsqueeze_output_0"]  # where the network is cut: what to say, frame by frame; who says it
+# Where the network is cut: what to say, frame by frame; who says it; the frames of each line.
+PLAN = ["/Add_output_0", "/Unsqueeze_output_0", "/Cast_output_0"]
+# Values inside the network, one for all lines there, each line's own here: noise, length, duration noise; voice.
+SCALES, VOICE = ("/Gather_output_0", "/Gather_1_output_0", "/Gather_2_output_0"), "/emb_g/Gather_output_0"
+FRAMES = 16_000  # spoken at once; the last layer has 256 samples a frame
 
 
-@functools.cache
-def convolutions(network: Path, device: str) -> dict:
-    """Weight and bias of every convolution after PLAN, by the name of its node."""
-    import onnx
-    import torch
-
-    graph = onnx.load(network).graph
-    values = {t.name: torch.from_numpy(onnx.numpy_helper.to_array(t).copy()) for t in graph.initializer}
-    return {
-        node.name: [values[name].to(device) for name in node.input[1:]]
-        for node in graph.node
-        if node.op_type.startswith("Conv") and node.name.startswith(("/flow/", "/dec/"))
-    }
-
-
-class CudaVoice(Voice):
-    """The network up to PLAN as ever, one line after the other; the rest by torch, all lines of a shard at once."""
+class CudaVoice:
+    """The whole network by torch, all lines of a shard at once; every second line's voice is a mix of two speakers'."""
 
     def __init__(self, network: Path, settings: Path, seed: int, device: str = "cuda"):
-        super().__init__(network.with_name("plan.onnx"), settings, seed)
-        self.weights = convolutions(network, device)
-        self.device = device
+        import torch
+
+        self.device, self.seed = device, seed
+        self.graph, self.weights, self.voices = self.load(network, device)
+        card = json.loads(settings.read_text())
+        self.rate = card["audio"]["sample_rate"]
+        torch.manual_seed(seed)
 
     @staticmethod
-    def cut(network: Path) -> None:
+    @functools.cache
+    def load(network: Path, device: str):
+        """The nodes up to PLAN; weight and bias of every convolution after it, by the name of its node; the voices."""
         import onnx
+        import torch
+        from onnx_in_torch import Graph
 
-        ends = ["input", "input_lengths", "scales", "sid"], PLAN
-        onnx.utils.extract_model(network, network.with_name("plan.onnx"), *ends, check_model=False)
+        model = onnx.load(network)
+        values = {t.name: torch.from_numpy(onnx.numpy_helper.to_array(t).copy()) for t in model.graph.initializer}
+        weights = {
+            node.name: [values[name].to(device) for name in node.input[1:]]
+            for node in model.graph.node
+            if node.op_type.startswith("Conv") and node.name.startswith(("/flow/", "/dec/"))
+        }
+        return Graph(model, PLAN, device), weights, values["emb_g.weight"].to(device)
+
+    def plan(self, lines: list[np.ndarray], rng: np.random.Generator):
+        """What PLAN names, for all lines, and each one's speaker: everything that differs is drawn from rng."""
+        import torch
+
+        count, longest = len(lines), max(map(len, lines))
+        phonemes = np.zeros((count, longest), np.int64)
+        for row, line in zip(phonemes, lines, strict=True):
+            row[: len(line)] = line
+        scales = [rng.uniform(low, high, (count, 1, 1)) for low, high in ((0.4, 0.8), (0.85, 1.4), (0.5, 0.9))]
+        one, two = rng.integers(len(self.voices), size=(2, count))
+        share = rng.uniform(0.0, 0.5, count) * (rng.random(count) < 0.5)
+
+        def place(values: np.ndarray):
+            return torch.from_numpy(values).to(self.device)
+
+        given = {name: place(scale.astype(np.float32)) for name, scale in zip(SCALES, scales, strict=True)}
+        mixed = torch.lerp(self.voices[one], self.voices[two], place(share.astype(np.float32)[:, None]))
+        lengths = place(np.array([len(line) for line in lines]))
+        return self.graph(input=place(phonemes), input_lengths=lengths, **given, **{VOICE: mixed}), one.tolist()
 
     def conv(self, name: str, x, dilation: int = 1):
         from torch.nn import functional as F
@@ -140,7 +163,9 @@ class CudaVoice(Voice):
         """HiFi-GAN: three steps up to samples, after each the mean of three blocks of dilated convolutions."""
         from torch.nn import functional as F
 
-        x = (self.conv("/dec/conv_pre", z) + self.conv("/dec/cond", who)) * mask
+        x = self.conv("/dec/conv_pre", z) + self.conv("/dec/cond", who)
+        mask = mask.to(x.dtype)  # or every product with it would be float32
+        x = x * mask
         for step, stride in enumerate((8, 8, 4)):
             weight, bias = self.weights[f"/dec/ups.{step}/ConvTranspose"]
             x = F.conv_transpose1d(F.leaky_relu(x, 0.1), weight, bias, stride, padding=stride // 2)
@@ -156,26 +181,53 @@ class CudaVoice(Voice):
         return self.conv("/dec/conv_post", F.leaky_relu(x, 0.01)).tanh() * mask
 
     def speak(self, lines: list[np.ndarray], rng: np.random.Generator) -> tuple[list[np.ndarray], list[int]]:
+        """int16 samples at 16 kHz and the speaker of each line."""
         import torch
 
-        said, speakers = zip(*(self.run(line, rng) for line in lines), strict=True)
-        frames = torch.tensor([plan.shape[-1] for plan, _ in said], device=self.device)
-        z = torch.zeros(len(said), said[0][0].shape[1], int(frames.max()))
-        for row, (plan, _) in zip(z, said, strict=True):
-            row[:, : plan.shape[-1]] = torch.from_numpy(plan[0])
-        who = torch.from_numpy(np.concatenate([who for _, who in said])).to(self.device)
-        mask = (torch.arange(z.shape[-1], device=self.device) < frames[:, None]).float()[:, None]
-        with torch.inference_mode():
-            wave = self.decode(self.flow(z.to(self.device), mask, who), mask, who)[:, 0]
+        (z, who, frames), speakers = self.plan(lines, rng)
+        rows = max(1, FRAMES // z.shape[-1])
+        parts = zip(z.split(rows), who.split(rows), frames.split(rows), strict=True)
+        clips = [clip for part in parts for clip in self.sound(*part)]
+        if self.device == "cuda":
+            torch.cuda.empty_cache()  # lengths differ from shard to shard, and others want the memory
+        return clips, speakers
+
+    def sound(self, z, who, frames) -> list[np.ndarray]:
+        import torch
+
+        longest = int(frames.max())
+        z, mask = z[..., :longest], (torch.arange(longest, device=self.device) < frames[:, None]).float()[:, None]
+        with torch.inference_mode(), torch.autocast(self.device, torch.float16, enabled=self.device == "cuda"):
+            wave = self.decode(self.flow(z, mask, who), mask, who)[:, 0].float()
             # Resampled by cutting the spectrum: a length that is a whole number of both rates' smallest common step.
             step = math.gcd(self.rate, RATE)
             old, new = self.rate // step, RATE // step
-            steps = -(-wave.shape[-1] // old)
+            steps = -(-wave.shape[-1] // (64 * old)) * 64  # few lengths, with small factors
+            torch.backends.cuda.cufft_plan_cache.max_size = 2  # each keeps gigabytes
             spectrum = torch.fft.rfft(wave, steps * old)[:, : steps * new // 2 + 1]
-            wave = (torch.fft.irfft(spectrum, steps * new) * (new / old)).cpu().numpy()
-        torch.cuda.empty_cache()  # lengths differ from shard to shard, and others want the memory
+            wave = torch.fft.irfft(spectrum, steps * new)
+            peak = wave.abs().amax(1, keepdim=True)
+            if not peak.isfinite().all():
+                raise FloatingPointError("the voice gave something that is no number, in half precision")
+            wave = wave * (30000 / peak.clamp(min=1e-3))
+            wave = wave.round().to(torch.int16).cpu().numpy()
         samples = frames.cpu().numpy() * 256 * new // old
-        return [loud(row[:count]) for row, count in zip(wave, samples, strict=True)], list(speakers)
+        return [row[:count] for row, count in zip(wave, samples, strict=True)]
+
+
+def in_shards(lens: np.ndarray) -> np.ndarray:
+    """Line numbers, shard after shard: of every 32 shards' lines those of like length share one, so little is padded.
+
+    Which shard has which length is drawn, so that the first few have all lengths.
+    """
+    order = np.arange(len(lens))
+    for start in range(0, len(lens), 32 * SIZE):
+        part = order[start : start + 32 * SIZE]
+        part = part[np.argsort(lens[part], kind="stable")]
+        whole, rest = np.split(part, [len(part) // SIZE * SIZE])
+        shuffled = np.random.default_rng(start).permutation(whole.reshape(-1, SIZE)).ravel()
+        order[start : start + 32 * SIZE] = np.concatenate([shuffled, rest])
+    return order
 
 
 def write(path: Path, **arrays: np.ndarray) -> None:
@@ -192,7 +244,8 @@ def work(worker: int, options: argparse.Namespace, network: Path, numbers: list[
     os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     sentences = (options.text / "sentences.txt").read_text().splitlines()
     with np.load(options.text / "phonemes.npz") as packed:
-        phonemes, ends = packed["flat"], np.cumsum(packed["lens"])
+        phonemes, lens = packed["flat"], packed["lens"]
+    ends, order = np.cumsum(lens), in_shards(lens[: options.limit])
     for number in numbers:
         path = options.out / f"{number:05d}.npz"
         if path.exists():  # copied here meanwhile
@@ -202,7 +255,7 @@ def work(worker: int, options: argparse.Namespace, network: Path, numbers: list[
         rng = np.random.default_rng([options.seed, number])
         kind = CudaVoice if options.cuda else Voice
         voice = kind(network, options.voice / "voice.json", seed=int(rng.integers(2**31)))
-        rows = range(number * SIZE, min((number + 1) * SIZE, options.limit))
+        rows = order[number * SIZE : (number + 1) * SIZE]
         clips, speakers = voice.speak([phonemes[ends[j - 1] if j else 0 : ends[j]] for j in rows], rng)
         lengths = np.array([len(c) for c in clips], np.int64)
         write(
@@ -246,8 +299,6 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         network = Path(folder) / "voice.onnx"
         rebuild(options.voice, network)
-        if options.cuda:
-            CudaVoice.cut(network)
         turns = [todo[w :: options.workers] for w in range(options.workers)]
         team = [spawn.Process(target=work, args=(w, options, network, t, made)) for w, t in enumerate(turns) if t]
         for process in team:

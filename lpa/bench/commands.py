@@ -1,4 +1,4 @@
-"""What `lpa bench model`, `transcribe`, `peers` and `roofline` print and record."""
+"""What `lpa bench model`, `transcribe`, `enhance`, `peers` and `roofline` print and record."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .. import records
 from ..errors import LpaError
+
+if TYPE_CHECKING:
+    from .whole import WholeRow
 
 WIDTH = 120  # columns of a table that goes to a file
 
@@ -38,13 +41,25 @@ def read_seconds(text: str) -> tuple[float, ...]:
 def show_transcribe(
     source: str, model: str, backends: Sequence[str], seconds: str, rounds: int, record: bool, as_json: bool
 ) -> None:
-    from .whole import bench_transcribe, whole_table
+    from .whole import bench_transcribe
 
     rows = bench_transcribe(source, model, backends, read_seconds(seconds), rounds)
+    show_whole("transcribe", rows, source, model, record, as_json)
+
+
+def show_enhance(source: str, model: str, seconds: str, rounds: int, record: bool, as_json: bool) -> None:
+    from .whole import bench_enhance
+
+    show_whole("enhance", bench_enhance(source, model, read_seconds(seconds), rounds), source, model, record, as_json)
+
+
+def show_whole(verb: str, rows: Sequence[WholeRow], source: str, model: str, record: bool, as_json: bool) -> None:
+    from .whole import whole_table
+
     if record:
         for row in rows:
             figures = {k: v for k, v in asdict(row).items() if isinstance(v, int | float)}
-            records.write("bench", what=f"transcribe, {row.backend}", model=model, data=source, figures=figures)
+            records.write("bench", what=f"{verb}, {row.backend}", model=model, data=source, figures=figures)
     show({"rows": [asdict(row) for row in rows]}, [whole_table(rows)], as_json)
 
 

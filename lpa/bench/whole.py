@@ -1,4 +1,4 @@
-"""`lpa bench transcribe`: from the start of a process to its text, by the length of the recording."""
+"""`lpa bench transcribe` and `enhance`: from the start of a process to its end, by the length of the recording."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ from .. import audio
 from ..errors import LpaError
 from .clock import high_water_mb, quartiles
 
+FILE = "FILE"  # in a command: the recording
 LOOK = 0.02  # seconds between two looks at a process's memory
 
 
 @dataclass(frozen=True)
 class WholeRow:
-    """`lpa transcribe` on one recording in one backend, everything included."""
+    """One command on one recording in one backend, everything included."""
 
     backend: str
     seconds: float  # of audio
@@ -38,6 +39,16 @@ class WholeRow:
 def bench_transcribe(
     source: str, model: str, backends: Sequence[str], seconds: Sequence[float], rounds: int
 ) -> list[WholeRow]:
+    commands = {name: ["transcribe", FILE, "--model", model, "--backend", name] for name in backends}
+    return bench_whole(source, commands, seconds, rounds)
+
+
+def bench_enhance(source: str, model: str, seconds: Sequence[float], rounds: int) -> list[WholeRow]:
+    with tempfile.TemporaryDirectory() as out:
+        return bench_whole(source, {"torch": ["enhance", FILE, "--model", model, "--out", out]}, seconds, rounds)
+
+
+def bench_whole(source: str, commands: dict[str, list[str]], seconds: Sequence[float], rounds: int) -> list[WholeRow]:
     """A recording, said over and over until it lasts so long; every length and backend in turn, round by round."""
     samples = audio.read(source)
     if not len(samples):
@@ -49,10 +60,10 @@ def bench_transcribe(
             soundfile.write(path, np.tile(samples, math.ceil(wanted / len(samples)))[:wanted], audio.RATE)
         runs: dict[tuple[str, float], list[tuple[float, float | None]]] = {}
         for _ in range(rounds):
-            for backend in backends:
+            for backend, command in commands.items():
                 for length, path in files.items():
-                    command = ["transcribe", str(path), "--model", model, "--backend", backend]
-                    runs.setdefault((backend, length), []).append(run_whole(command))
+                    said = [str(path) if part == FILE else part for part in command]
+                    runs.setdefault((backend, length), []).append(run_whole(said))
     return [summary(backend, length, found) for (backend, length), found in runs.items()]
 
 
@@ -86,7 +97,7 @@ def summary(backend: str, seconds: float, found: list[tuple[float, float | None]
 def whole_table(rows: Sequence[WholeRow]) -> Any:
     from rich.table import Table
 
-    table = Table(title="From the start of a process to its text")
+    table = Table(title="From the start of a process to its end")
     for name in ("backend", "seconds of audio", "s", "quartiles", "ms per second", "peak MB"):
         table.add_column(name, justify="left" if name == "backend" else "right")
     for row in rows:

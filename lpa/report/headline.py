@@ -66,11 +66,11 @@ def by_depth(found: list[Record]) -> Chart:
 
 def by_duration(found: list[Record]) -> Chart:
     """WER by duration, with attention and positions, and without either."""
-    (chart,) = ours.by_duration(found).charts
+    drawn = ours.by_duration(found).charts
 
     def best(start: str) -> Line | None:
         """Of the lines whose name starts so, as they differ in how recordings were cut, the one that ends lowest."""
-        lines = [line for line in chart.lines if line.name.startswith(start) and line.points]
+        lines = [line for chart in drawn for line in chart.lines if line.name.startswith(start) and line.points]
         return min(lines, key=lambda line: charts.number(line.points[-1][1]) or 0.0, default=None)
 
     attention, pyramid = best("models/whisper-base-ctc"), best("whisper-base-ctc, pyramid")
@@ -80,4 +80,4 @@ def by_duration(found: list[Record]) -> Chart:
         lines.append(replace(attention, name=f"with attention and positions{cut}", ours=False))
     if pyramid:
         lines.append(replace(pyramid, name="with neither, in one pass (as the built-in model)"))
-    return replace(chart, lines=lines, title="WER as recordings get longer")
+    return Chart("", "WER as recordings get longer", *ours.DURATION_AXES, lines, log_x=True)

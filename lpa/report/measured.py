@@ -117,7 +117,9 @@ def ablation_row(config: dict[str, Any]) -> int | None:
         or config["hidden_weight"]
     ):
         return None
-    if not config["progressive"] or not config["settle_epochs"]:
+    if not config["progressive"] or not config["settle_epochs"] or config["final_tau"]:
+        return None
+    if config["order"] not in ("sweep", "depth"):
         return None
     mixer = config["mixer_config"]
     on = (
@@ -149,6 +151,8 @@ def series(config: dict[str, Any]) -> str | None:
         parts.append("naive")
     elif config["progressive"] and not config["keep_attention"]:
         parts.append(f"{config['order']} order")
+    if config["final_tau"]:
+        parts.append("hardened")
     if not config["positions"]:
         parts.append("no positions")
     if config["minutes"]:
@@ -160,7 +164,9 @@ def series(config: dict[str, Any]) -> str | None:
 
 
 def mixers_of(config: dict[str, Any]) -> str:
-    """`pyramid`, `pyramid of 64 windows`, `window side=16`, or `pyramid and window` where layers differ."""
+    """`pyramid`, `pyramid of 64 windows`, `window side=16`; where layers differ, `pyramid and window` or who chose."""
+    if config["plan"]:
+        return "the planner's choice"
     if "," in config["mixer"]:
         return " and ".join(sorted({name.strip() for name in config["mixer"].split(",")}))
     settings = dict(config["mixer_config"])
@@ -188,6 +194,21 @@ def curves(found: Iterable[Record]) -> dict[str, dict[int, Figure]]:
     return made
 
 
+def tested_curves(found: Iterable[Record]) -> dict[str, dict[int, Figure]]:
+    """The same on test-clean: of the models that conversions kept on their way, step by step."""
+    steps = [
+        r
+        for r in found
+        if r["kind"] == "evaluate" and r.get("config") and as_it_is(r) and split_of(r) == "test-clean"
+        if "/step-" in r["model"] and "wer" in r["figures"]
+    ]
+    made: dict[str, dict[int, Figure]] = {}
+    for name, rows in grouped(steps, lambda r: series(r["config"])).items():
+        points = {n: figure(some, "wer") for n, some in sorted(grouped(rows, layers_of).items())}
+        made[name] = {n: f for n, f in points.items() if f is not None}
+    return made
+
+
 @dataclass(frozen=True)
 class Result:
     """What a finished conversion came to, on test-clean and on held-out speakers, each beside its control."""
@@ -196,6 +217,7 @@ class Result:
     name: str
     layers: int
     of: int | None
+    date: str  # of the last record
     tested: Figure | None
     tested_control: Figure | None
     held: Figure | None
@@ -219,7 +241,8 @@ def results(found: Iterable[Record]) -> list[Result]:
         name = series(record["config"])
         if name is not None:
             of = (record.get("network") or {}).get("layers")
-            made.append(Result(base_name(record), name, layers_of(record), of, *kinds))
+            date = max(r["date"] for r in [*held, *tested] if training_key(r) == key)
+            made.append(Result(base_name(record), name, layers_of(record), of, date, *kinds))
     return sorted(made, key=lambda r: (r.model, r.layers, r.name))
 
 

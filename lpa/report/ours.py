@@ -19,12 +19,19 @@ from .quality import DATA, EVALUATE, is_evaluation, missing, signed
 
 BEST = f"lpa convert models/wav2vec2-12 {DATA} --out runs/best --recipe best --record"
 CONTROL = "lpa control runs/best --out runs/best-control --record"
+DURATION_AXES = ("seconds of joined speech, log", "WER %")
 
 
-def converted(found: list[Record]) -> Item:
-    """Every finished conversion beside its control."""
+def converted(found: list[Record], newest: bool = False) -> Item:
+    """Every finished conversion beside its control; or of each the newest that has one, on both sets where there is."""
     rows: list[list[Cell]] = []
-    for r in results(found):
+    every = results(found)
+    if newest:
+        compared = [r for r in every if r.tested_control is not None or r.held_control is not None] or every
+        ranked = sorted(compared, key=lambda r: (r.tested is not None, r.date))
+        every = list({(r.model, r.layers, r.name): r for r in ranked}.values())
+        every.sort(key=lambda r: (r.model, r.layers, r.name))
+    for r in every:
         layers = f"{r.layers} of {r.of}" if r.of else str(r.layers)
         rows.append([r.model, r.name, layers, r.tested, r.tested_control, gap(r.tested, r.tested_control)])
         rows[-1] += [r.held, r.held_control, gap(r.held, r.held_control)]
@@ -43,8 +50,8 @@ def gap(ours: Figure | None, control: Figure | None) -> str | None:
 
 
 def tested(found: list[Record]) -> Item:
-    """WER of whole models on speech that neither training nor tuning has heard."""
-    evaluated = [r for r in found if is_evaluation(r) and as_it_is(r)]
+    """WER of whole models on speech that nobody trained on; conversions have a table of their own."""
+    evaluated = [r for r in found if is_evaluation(r) and as_it_is(r) and not r.get("config")]
     rows: list[list[Cell]] = []
 
     def key(record: Record) -> tuple[str, int | None, str]:
@@ -70,22 +77,41 @@ def tested(found: list[Record]) -> Item:
 
 
 def by_duration(found: list[Record]) -> Item:
-    """WER of joined utterances by their length."""
+    """WER of joined utterances by their length, a chart for each model that was converted."""
     joined = [r for r in found if is_evaluation(r) and "seconds" in r["figures"] and r.get("tau") is None]
-    lines = []
-    for model, some in grouped(joined, full_name).items():
-        cuts = {r["chunk_seconds"] for r in some if r.get("chunk_seconds")}
-        for cut in sorted(cuts) or [None]:  # what was short enough to be heard whole is part of every line
-            alike = grouped(
-                (r for r in some if r.get("chunk_seconds") in (None, cut)), lambda r: r["figures"]["seconds"]
+    charts: list[Chart] = []
+    notes: list[str] = []
+    for base, of_one in grouped(joined, base_name).items():
+        lines = [line for model, some in grouped(of_one, full_name).items() for line in durations(model, some)]
+        level = {line.name: min(f.value for _, f in line.points if isinstance(f, Figure)) for line in lines}
+        ceiling = 2.5 * min(level.values())
+        for line in [line for line in lines if level[line.name] > ceiling]:
+            values = [f.value for _, f in line.points if isinstance(f, Figure)]
+            notes.append(f"Above the chart: {line.name}, {min(values):.1f} to {max(values):.1f} %.")
+        shown = [line for line in lines if level[line.name] <= ceiling]
+        charts.append(
+            Chart(
+                "chart-duration" + (f"-{len(charts)}" if charts else ""),
+                f"{base}: WER against duration",
+                *DURATION_AXES,
+                shown,
+                log_x=True,
             )
-            made = {s: figure(rows, "wer") for s, rows in sorted(alike.items())}
-            name = f"{model}, in chunks of {cut:g} s" if cut else model
-            lines.append(Line(name, [(s, f) for s, f in made.items() if f is not None], ours=True))
-    chart = Chart("chart-duration", "WER against duration", "seconds of joined speech, log", "WER %", lines, log_x=True)
+        )
     command = EVALUATE.replace("runs/paper/step-08/model", "models/whisper-base-ctc") + " --join 60"
-    verdict = Verdict(OURS, "neighbouring utterances of one speaker joined") if lines else missing([command])
-    return Item("duration", "Ours", "WER against duration", verdict, charts=[chart])
+    verdict = Verdict(OURS, "neighbouring utterances of one speaker joined") if charts else missing([command])
+    return Item("duration", "Ours", "WER against duration", verdict, charts=charts, notes=notes)
+
+
+def durations(model: str, joined: list[Record]) -> list[Line]:
+    """A model's curve for each length it was cut to; what was short enough to be heard whole is part of every one."""
+    lines = []
+    for cut in sorted({r["chunk_seconds"] for r in joined if r.get("chunk_seconds")}) or [None]:
+        alike = grouped((r for r in joined if r.get("chunk_seconds") in (None, cut)), lambda r: r["figures"]["seconds"])
+        made = {s: figure(rows, "wer") for s, rows in sorted(alike.items())}
+        name = f"{model}, in chunks of {cut:g} s" if cut else model
+        lines.append(Line(name, [(s, f) for s, f in made.items() if f is not None], ours=True))
+    return lines
 
 
 def by_temperature(found: list[Record]) -> Item:
@@ -116,24 +142,41 @@ def by_latency(found: list[Record]) -> Item:
 
 
 def by_training(found: list[Record]) -> Item:
-    """WER against the seconds a conversion trained for."""
-    finals = [r for r in found if r["kind"] == "convert" and r["what"] == "final" and r.get("config")]
-    timed = [r for r in finals if "training_seconds" in r["figures"]]
-
-    def name(record: Record) -> str | None:
-        label = series({**record["config"], "minutes": 0})  # one curve for all lengths of training
-        return label and f"{base_name(record)}: {label}, {record['figures']['layers']} layers"
-
-    lines = []
-    for label, some in grouped(timed, name).items():
-        by_seconds = grouped(some, lambda r: r["figures"]["training_seconds"])
-        curve = [(s, f) for s, rows in sorted(by_seconds.items()) if (f := figure(rows, "wer")) is not None]
-        lines.append(Line(label, curve, ours=True))
+    """WER on test-clean against the minutes a conversion trained for, by the clock; none at all where that is known."""
+    tested = [r for r in found if is_evaluation(r) and as_it_is(r) and r.get("config") and "test" in r["data"]]
+    timed = [r for r in tested if r["config"]["minutes"]]
+    trained = {repr(r["config"]): r["machine"] for r in found if r["kind"] == "convert" and r.get("config")}
+    timed = [{**r, "machine": trained.get(repr(r["config"]), "")} for r in timed]  # not where it was measured
+    labels = dict.fromkeys(training_line(r) for r in timed)
+    minutes = sorted({r["config"]["minutes"] for r in timed})
+    rows: list[list[Cell]] = []
+    for model, label, machine in labels:
+        alike = [r for r in timed if training_line(r) == (model, label, machine)]
+        free = [r for r in tested if base_name(r) == model and "not trained" in (series(r["config"]) or "")]
+        free = [r for r in free if r["config"]["positions"] == alike[0]["config"]["positions"]]
+        free = [r for r in free if r["config"]["mixer_config"] == alike[0]["config"]["mixer_config"]]
+        cells = [figure((r for r in alike if r["config"]["minutes"] == m), "wer") for m in minutes]
+        rows.append([model, label, machine, figure(free, "wer"), *cells])
+    columns = ("model", "what took attention's place", "trained on", "not at all", *(f"{m:g} min" for m in minutes))
+    command = f"{BEST} --set minutes=1"
+    verdict = (
+        Verdict(OURS, "training by the clock, nothing beside it; test-clean, WER %") if rows else missing([command])
+    )
+    grid = Grid(columns, rows, ours=frozenset(range(3, len(columns))))
+    lines = [
+        Line(
+            f"{model}: {label}", [(60 * m, f) for m, f in zip(minutes, cells, strict=True) if f is not None], ours=True
+        )
+        for model, label, _, _, *cells in rows
+    ]
     axes = ("seconds of training, log", "WER %")
     chart = Chart("chart-training", "WER against training time", *axes, lines, log_x=True)
-    command = f"{BEST} --set minutes=1"
-    verdict = Verdict(OURS, "all stages of a conversion added up") if lines else missing([command])
-    return Item("training", "Ours", "How little training will do", verdict, charts=[chart])
+    return Item("training", "Ours", "How little training will do", verdict, grid, [chart])
+
+
+def training_line(record: Record) -> tuple[str, str, str]:
+    label = series({**record["config"], "minutes": 0}) or ""  # one row for all lengths of training
+    return base_name(record), label, record["machine"]
 
 
 def planned(found: list[Record]) -> Item:

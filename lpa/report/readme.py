@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 from ..errors import LpaError, choose
@@ -96,11 +95,8 @@ def models(found: list[Record]) -> str:
 
 
 def conversions(found: list[Record]) -> str:
-    """Those that have a control to stand beside, or all where none has."""
-    item = ours.converted(found)
-    assert item.grid is not None
-    compared = [row for row in item.grid.rows if row[4] is not None or row[7] is not None]
-    return block(replace(item, grid=replace(item.grid, rows=compared or item.grid.rows)))
+    """Those that have a control to stand beside, each with its latest training; or all where none has."""
+    return block(ours.converted(found, newest=True))
 
 
 BLOCKS: dict[str, Callable[[list[Record]], str]] = {

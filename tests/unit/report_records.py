@@ -38,6 +38,14 @@ def write(folder: Path) -> Path:
         conversion("convert", ablation(row), "final", wer, 8)
         conversion("convert", ablation(row), "step 8", wer, 8)
     conversion("convert", config("paper", "order=depth", "settle_epochs=4"), "final", 77.0, 8)  # another training
+    for minutes, wer in ((1, 13.5), (10, 12.5)):
+        timed = config("best", f"minutes={minutes}")
+        conversion("convert", timed, "final", wer - 1, 12)
+        evaluation(folder, 12, {"wer": wer, "cer": 4.0}, config=timed, mixer="pyramid")
+    evaluation(folder, 12, {"wer": 15.5, "cer": 5.0}, config=config("none"), mixer="pyramid")
+    for layers in (1, 2):
+        about = {"config": config("paper"), "model": f"runs/paper/step-{layers:02d}/model"}
+        evaluation(folder, layers, {"wer": 20.0 + layers, "cer": 5.0}, **about)
     for layer in range(12):
         figures = {"layer": layer, "mse": 0.01 * 1.4**layer, "surviving": 48 + 5 * layer}
         about = {"model": MODEL, "data": DATA, "seed": 0, "network": NETWORK, "config": {"mixer": "lpa"}}
@@ -120,10 +128,11 @@ def evaluation(
     latency=None,
     config=None,
     mixer="lpa",
+    model=None,
 ):
     """Of a step's model, or with its config of a run's last one."""
     network = {**NETWORK, "replaced": replaced, "mixers": [mixer] if replaced else []}
-    model = f"runs/best-{config.seed}/model" if config else f"runs/paper/step-{replaced:02d}/model"
+    model = model or (f"runs/best-{config.seed}/model" if config else f"runs/paper/step-{replaced:02d}/model")
     about = {"data": data, "network": network, "tau": tau, "latency": latency, "seed": config and config.seed}
     settings = config and config.to_dict()
     written = {"figures": figures, "interval": interval, "model": model, "config": settings, "folder": folder}

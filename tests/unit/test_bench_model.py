@@ -295,6 +295,13 @@ def test_transcribe_from_start_to_text():
         assert 50 < row.peak_mb < 2000
 
 
+def test_enhance_from_start_to_file():
+    (row,) = whole.bench_enhance(str(CLIP), "default", [1.0], 1)
+    assert row.seconds == 1.0
+    assert row.ms_per_second == pytest.approx(1e3 * row.wall_s, abs=0.1)
+    assert row.peak_mb is None or row.peak_mb > 100
+
+
 def test_transcribe_that_fails_or_hears_nothing(tmp_path):
     with pytest.raises(LpaError, match=r"failed: .*nowhere"):
         whole.bench_transcribe(str(CLIP), str(tmp_path / "nowhere"), ["onnx"], [1.0], 1)

@@ -20,6 +20,7 @@ NO_TORCH = (
 VERBS = [
     *("inspect", "evaluate", "train", "import-whisper", "compact", "transcribe", "export", "enhance"),
     *("data", "data check", "bench", "bench layer", "bench model", "bench peers", "bench roofline", "bench transcribe"),
+    "bench enhance",
 ]
 VERBS += ["report", "show"]
 VERBS += ["sweep", "convert", "control", "ablate", "plan", "table"]

@@ -250,6 +250,17 @@ def test_joined_recordings_are_heard_whole_or_in_chunks(folder, tmp_path):
         evaluate_folders(both, str(folder), out=tmp_path / "all.jsonl")
 
 
+def test_rounding_is_told_from_a_leak(bank):
+    """What float32 rounds differently in a batch is the same in float64; the model is as it was after either."""
+    model = network()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with pytest.raises(LpaError, match="alone and in a batch differ"):
+        check_batching(model, bank, 16, tolerance=1e-9)
+    found = evaluate(model, bank, tolerance=1e-9)
+    assert found.largest_difference <= 1e-9
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
 def test_chunks_say_what_the_whole_says_where_reach_is_bounded(bank, monkeypatch):
     """Two mixers see 2 frames either side: away from its edges a chunk hears what one pass hears."""
     model = placeless()

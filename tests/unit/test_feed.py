@@ -83,3 +83,19 @@ def test_what_joins_the_bank_joins_the_feed(bank, tmp_path):
     batch = feed.batch(TrainConfig(family="whisper"), frames, surroundings(0, CPU), 0, np.array([3]), 0, 1)
     torch.testing.assert_close(batch.audio[0, :6000], torch.from_numpy(clip).float() / 32768)
     assert batch.targets[0].tolist() == Tokens().encode("ten")
+
+
+def test_a_batch_heard_twice_differs_in_everything_but_its_frames(bank):
+    feed, around = Feed(bank, Tokens(), CPU), surroundings(0, CPU)
+    drawn = {"speed": (0.8, 1.2), "noise": 1.0, "time_masks": 20.0, "gain_db": (-6.0, 6.0)}
+    config = TrainConfig(family="whisper", consistency_weight=0.5, **drawn)
+    batch = feed.batch(config, frames, around, 3, np.array([2, 0, 1]), 0, 1)
+    assert len(batch.audio) == len(batch.weights) == 6
+    for part in (batch.lengths, batch.frames, batch.targets, batch.target_lengths):
+        assert torch.equal(*part.chunk(2))
+    assert len(set(batch.lengths.tolist())) == 3
+    assert not torch.equal(*batch.audio.chunk(2))
+    assert not np.array_equal(*np.split(batch.draws.time_masks, 2))
+    mine = feed.batch(config, frames, around, 3, np.array([2, 0, 1]), 1, 2)  # the second of two processes
+    size = mine.audio.shape[1]
+    assert torch.equal(mine.audio, batch.audio[[1, 4], :size])

@@ -68,6 +68,23 @@ def test_kl_is_that_of_every_own_frame():
     assert same.sum.abs() < 1e-5
 
 
+def test_consistency_pulls_each_towards_the_other_as_it_is():
+    logits = torch.randn(4, 5, 3, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    lengths, weights = torch.tensor([5, 3, 5, 3]), torch.tensor([1.0, 1.0, 1.0, 1.0])
+    part = losses.consistency(logits, lengths, weights)
+    q, total = logits.detach().log_softmax(-1), 0.0
+    for one, other in ((0, 2), (2, 0), (1, 3), (3, 1)):
+        for frame in range(int(lengths[one])):
+            p = q[other, frame]
+            total += (p.exp() * (p - q[one, frame])).sum().item()
+    assert part.sum.item() == pytest.approx(total, rel=1e-5)
+    assert part.count.item() == 16
+    part.sum.backward()
+    expected = q.exp() - q[[2, 3, 0, 1]].exp()  # of a KL by its second argument's logits
+    own = (torch.arange(5) < lengths[:, None]).unsqueeze(-1)
+    torch.testing.assert_close(logits.grad, expected * own)
+
+
 def test_hidden_error_is_relative_to_the_teachers_variance():
     torch.manual_seed(0)
     teacher = [torch.randn(2, 5, 4) * 3 + 1 for _ in range(3)]

@@ -42,6 +42,14 @@ def test_a_record_says_how_it_was_made(tmp_path, repository):
     assert found["date"].endswith("+00:00")
 
 
+def test_a_record_names_no_machines_folders(tmp_path, monkeypatch):
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setattr("sys.argv", ["/bin/lpa", "evaluate", "--model", str(tmp_path / "m"), "--limit", "2"])
+    written = records.write("wer", what="test", figures={"wer": 9.5}, folder=tmp_path)
+    assert written["command"] == "lpa evaluate --model ../m --limit 2"
+
+
 def test_changes_are_told(repository):
     clean = records.commit()
     (repository / "file").write_text("two")

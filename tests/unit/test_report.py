@@ -16,7 +16,7 @@ from lpa.plan import Plan, Swap
 from lpa.report import measured, paper, readme, report
 from lpa.report.items import DIFFERENT, IMPOSSIBLE, MISSING, REPRODUCED
 from lpa.report.page import OURS_ALONE, PAPER, render
-from lpa.report.quality import judge_ablation, judge_sweep, judge_wall
+from lpa.report.quality import judge_ablation, judge_sweep, judge_wall, trained_alike
 
 ROOT = Path(__file__).parents[2]
 
@@ -95,6 +95,8 @@ def test_every_row_of_the_ablation_is_known_by_its_settings():
     config = report_records.config("paper").to_dict()
     odd = {**config, "ffn": 0.0}  # a technique in the middle is off: no row of a cumulative table
     assert measured.ablation_row(odd) is None
+    for change in ({"order": "random:0"}, {"final_tau": 0.02}):  # nor another order, nor a stage more
+        assert measured.ablation_row({**config, **change}) is None
     assert measured.ablation_row(report_records.config("best").to_dict()) is None
 
 
@@ -111,6 +113,8 @@ def test_series_are_told_apart():
             ("none",),
             ("none", "mixer=window", "mixer_config.side=16"),
             ("best", "positions=false", "mixer=window,pyramid"),
+            ("best", "plan=choice.json"),
+            ("paper", "final_tau=0.02"),
         )
     ]
     assert names == [
@@ -123,7 +127,18 @@ def test_series_are_told_apart():
         "pyramid of 64 windows, not trained",
         "window side=16, not trained",
         "pyramid and window, distilled, no positions",
+        "the planner's choice, distilled",
+        "lpa, sweep order, hardened, 8 epochs a layer",
     ]
+
+
+def test_what_is_compared_was_trained_alike():
+    def curve(points):
+        return dict.fromkeys(range(points), measured.Figure(1.0, ("x-1",)))
+
+    lines = {"lpa, 8 epochs": curve(12), "lpa, 2 epochs": curve(5), "summary, 2 epochs": curve(4)}
+    assert trained_alike(lines, "lpa", "summary") == (curve(5), curve(4))
+    assert trained_alike({"lpa, 8 epochs": curve(12)}, "lpa", "summary") == (curve(12), {})
 
 
 # --- against the paper
@@ -160,6 +175,11 @@ def test_records_fill_the_tables(found):
     assert ablation == list(report_records.ROWS)
     column = made["table-7"].grid.columns.index("ours, lpa, sweep order, 8 epochs a layer")
     assert [row[column].value for row in made["table-7"].grid.rows] == list(report_records.PAPER_WER)
+    column = made["table-7"].grid.columns.index("ours, lpa, sweep order, 8 epochs a layer, test-clean")
+    assert [row[column] and row[column].value for row in made["table-7"].grid.rows][:4] == [None, 21.0, 22.0, None]
+    (timed,) = made["training"].grid.rows
+    assert made["training"].grid.columns[3:] == ("not at all", "1 min", "10 min")
+    assert [cell.value for cell in timed[3:]] == [15.5, 13.5, 12.5]
     splits = {row[0]: row for row in made["table-8"].grid.rows}
     assert (splits[8][2].value, splits[8][4].value) == (18.5, 18.0)  # neither joined nor at another temperature
     (line,) = made["duration"].charts[0].lines
@@ -170,7 +190,7 @@ def test_records_fill_the_tables(found):
     heard = {row[2]: row[3:] for row in made["cleaned"].grid.rows if row[0] == "runs/all"}
     assert list(heard) == ["white", "babble"]
     assert [cell.value for cell in heard["babble"]] == [7.0, 2.1, 1.2, 0.92, 0.85]
-    assert [(r[2], r[3].value) for r in made["start-to-text"].grid.rows] == [("10", 0.9), ("3,600", 80.0)]
+    assert [(r[3], r[4].value) for r in made["start-to-text"].grid.rows] == [("10", 0.9), ("3,600", 80.0)]
     assert made["peers"].grid.rows[1][2].around() == "38.00–40.00, 95 %"
     assert made["table-3"].grid.columns[-1] == "ours, lpa, wav2vec2-base, torch, fp32"
     lpa = made["table-2"].grid.columns.index("ours, lpa")
@@ -247,6 +267,8 @@ def test_the_readme_tells_of_speech_nobody_trained_on(found):
     assert "test-clean" in table
     assert "dev-clean" not in table
     compared = readme.BLOCKS["conversions"](found)
+    again = [{**r, "date": r["date"] + "x", "config": {**r["config"], "lr": 1.0}} for r in found if r.get("config")]
+    assert readme.BLOCKS["conversions"]([*found, *again]) == compared  # of two trainings of one name the newest alone
     assert (
         "| wav2vec2-12 | pyramid of 64 windows, distilled | 8 of 12 | 11.60 (11.50–11.70, 3 seeds) | 11.50 ("
         in compared
