@@ -41,6 +41,7 @@ __all__ = [
 ]
 
 Reject = Callable[[str, int], str | None]  # (text, samples) -> why it cannot be used
+SHARDS_AT_ONCE = 64  # read by threads side by side; all of them would fill the memory twice
 
 
 def fits(ids: Sequence[int], frames: int) -> bool:
@@ -142,14 +143,13 @@ class AudioBank:
 
         They join the end: what is in the bank keeps its place, so a copy of it on a device needs only the new samples.
         """
-        before = len(self)
-        for name in self.new_shards() if parts is None else parts:
-            number, _, shard = name.partition("/")
-            folder = Path(self.sources[int(number)].spec)
-            if name not in self.part_names:
-                found = open_shards(folder, [folder / shard])
+        before, names = len(self), dict.fromkeys(self.new_shards() if parts is None else parts)
+        for number, source in enumerate(self.sources):
+            mine = [n for n in names if n.startswith(f"{number}/") and n not in self.part_names]
+            for some in (mine[i : i + SHARDS_AT_ONCE] for i in range(0, len(mine), SHARDS_AT_ONCE)):
+                found = open_shards(Path(source.spec), [Path(source.spec, name.partition("/")[2]) for name in some])
                 self.bad += found.bad
-                self._take(int(number), decode(found.utterances, self.workers), name)
+                self._take(number, decode(found.utterances, self.workers), *some)
         return len(self) - before
 
     def _take(self, number: int, decoded: Iterable, *names: str) -> None:

@@ -65,6 +65,7 @@ class TrainConfig:
     minutes: float = option(
         0.0, "train for this long by the clock, with the schedule of `steps` stretched to it; 0: off"
     )
+    optimizer: str = option("adamw", "adamw, or muon for the matrices of the layers and adamw for the rest")
     lr: float = option(2e-4, "peak learning rate")
     warmup: float = option(0.1, "share of the steps over which lr rises")
     schedule: str = option("cosine", "how lr falls afterwards: cosine, linear or constant")
@@ -165,6 +166,7 @@ class TrainConfig:
 
 NOISE_KINDS = ("white", "coloured", "babble")
 CHOICES = {
+    "optimizer": ("adamw", "muon"),
     "schedule": ("cosine", "linear", "constant"),
     "precision": ("auto", "bf16", "fp32"),
     "device": ("auto", "cpu"),

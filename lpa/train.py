@@ -25,6 +25,7 @@ from .errors import LpaError
 from .families.base import Output, SpeechModel
 from .feed import Batch, Feed, hear
 from .journal import Records, Ticker, list_left_out, whole_file
+from .muon import Muon
 from .recipe import TrainConfig
 from .task import Evaluation, Objective, task_of
 
@@ -54,19 +55,25 @@ def rate(config: TrainConfig, step: float) -> float:
 
 
 def parameter_groups(model: nn.Module, config: TrainConfig) -> list[dict[str, Any]]:
-    """AdamW's groups: by the multiple of lr (first pattern that matches), vectors and scalars without weight decay."""
+    """An optimiser's groups: by the multiple of lr (first pattern that matches), vectors without weight decay.
+
+    `muon`: the matrices of the layers, where the recipe wants them trained so.
+    """
     unused = set(config.lr_scale)
-    groups: dict[tuple[float, float], list[nn.Parameter]] = {}
+    groups: dict[tuple[float, float, bool], list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
         match = next((p for p in config.lr_scale if fnmatch.fnmatchcase(name, p)), None)
         unused.discard(match)
         scale = 1.0 if match is None else config.lr_scale[match]
         if scale and parameter.requires_grad:
             decay = config.weight_decay if parameter.ndim > 1 else 0.0
-            groups.setdefault((scale, decay), []).append(parameter)
+            muon = config.optimizer == "muon" and parameter.ndim == 2 and ".layers." in name
+            groups.setdefault((scale, decay, muon), []).append(parameter)
     if unused:
         raise LpaError(f"lr_scale: no parameter is named like {sorted(unused)[0]!r}; `lpa inspect` lists the layers")
-    return [{"params": p, "scale": scale, "weight_decay": decay} for (scale, decay), p in groups.items()]
+    return [
+        {"params": p, "scale": scale, "weight_decay": decay, "muon": muon} for (scale, decay, muon), p in groups.items()
+    ]
 
 
 class Average:
@@ -114,11 +121,25 @@ def make_accelerator(config: TrainConfig) -> Accelerator:
     return Accelerator(mixed_precision="bf16" if bf16 else "no", cpu=not cuda, kwargs_handlers=[unused])
 
 
+def make_optimizers(groups: list[dict[str, Any]], config: TrainConfig, device: torch.device) -> list:
+    """AdamW for all groups but those of Muon."""
+    for group in groups:
+        group.setdefault("scale", 1.0)
+    plain, matrices = ([g for g in groups if g.get("muon", False) == muon] for muon in (False, True))
+    fused = device.type == "cuda" or None
+    found: list[torch.optim.Optimizer] = []
+    if plain:
+        found.append(torch.optim.AdamW(plain, config.lr, config.betas, weight_decay=config.weight_decay, fused=fused))
+    if matrices:
+        found.append(Muon(matrices, config.lr, config.weight_decay))
+    return found
+
+
 class Run:
     """All that a training run is at one moment, and how it is kept."""
 
-    def __init__(self, model, feed, batches, optimizer, average, path: Path, accelerator: Accelerator):
-        self.model, self.feed, self.batches, self.optimizer, self.average = model, feed, batches, optimizer, average
+    def __init__(self, model, feed, batches, optimizers, average, path: Path, accelerator: Accelerator):
+        self.model, self.feed, self.batches, self.optimizers, self.average = model, feed, batches, optimizers, average
         self.path, self.accelerator = path, accelerator
         self.step, self.seconds = 0, 0.0
         self.place: float = 0  # in the schedule of config.steps: the step itself, or by the clock
@@ -138,7 +159,8 @@ class Run:
         state = torch.load(self.path, map_location="cpu", weights_only=True)
         self.step, self.seconds = state["step"], state["seconds"]
         self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
+        for optimizer, kept in zip(self.optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(kept)
         for value, kept in zip(self.average.values, state["average"], strict=True):
             value.copy_(kept)
         self.batches.load_state_dict(state["cursor"])
@@ -150,7 +172,7 @@ class Run:
                 "step": self.step,
                 "seconds": self.seconds,
                 "model": self.model.state_dict(),
-                "optimizer": self.optimizer.state_dict(),
+                "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
                 "average": self.average.values,
                 "cursor": self.batches.state_dict(),
             }
@@ -197,9 +219,9 @@ def fit(
 ) -> bool:
     """Train a model for config.steps; whether it is done (else max_minutes were over, and the same call goes on).
 
-    `parameters` are AdamW's groups, each with a `scale` of lr; `loss` gives the parts with their weights; `on_step` is
-    called before each with its place in the schedule, `on_eval` gives an evaluation's record. When it is done the model
-    has the averaged weights.
+    `parameters` are an optimiser's groups, each with a `scale` of lr; `loss` gives the parts with their weights;
+    `on_step` is called before each with its place in the schedule, `on_eval` gives an evaluation's record. When it is
+    done the model has the averaged weights.
     """
     groups = parameter_groups(model, config) if parameters is None else parameters
     trained = [p for g in groups for p in g["params"]]
@@ -209,26 +231,23 @@ def fit(
     model.to(accelerator.device)
     if teacher is not None:
         teacher.to(accelerator.device).eval().requires_grad_(False)
-    for group in groups:
-        group.setdefault("scale", 1.0)
     if config.compile:
         for layer in [layer for m in (model, teacher) if m is not None for layer in m.encoder.layers]:
             layer.compile(dynamic=True)
-    fused = accelerator.device.type == "cuda" or None
-    optimizer = torch.optim.AdamW(groups, config.lr, config.betas, weight_decay=config.weight_decay, fused=fused)
-    student, optimizer = accelerator.prepare(Student(model), optimizer)
+    optimizers = make_optimizers(groups, config, accelerator.device)
+    student, *optimizers = accelerator.prepare(Student(model), *optimizers)
     shares = [s.share for s in config.sources] if len(feed.bank.sources) > 1 else None
     batches = Batches(
         feed.bank, config.batch_seconds, seed=config.seed, shares=shares, epoch_seconds=config.epoch_seconds
     )
-    run = Run(model, feed, batches, optimizer, Average(trained, config.ema), out / "checkpoint.pt", accelerator)
+    run = Run(model, feed, batches, optimizers, Average(trained, config.ema), out / "checkpoint.pt", accelerator)
     run.restore()
     step = Step(run, student, config, teacher, loss or task_of(model).objective(config, model))
     done = _loop(run, step, config, on_step, on_eval)
     model.eval()
     if done:
         run.average.apply()
-    accelerator.free_memory(student, optimizer)
+    accelerator.free_memory(student, *optimizers)
     return done
 
 
@@ -258,10 +277,11 @@ class Step:
             sum(weight * world * mean for (weight, _), mean in zip(parts.values(), means, strict=True))
         )
         norm = accelerator.clip_grad_norm_(self.student.parameters(), config.clip or math.inf)
-        for group in run.optimizer.param_groups:
-            group["lr"] = config.lr * group["scale"] * rate(config, run.place)
-        run.optimizer.step()
-        run.optimizer.zero_grad()
+        for optimizer in run.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = config.lr * group["scale"] * rate(config, run.place)
+            optimizer.step()
+            optimizer.zero_grad()
         run.average.update(run.step)
         run.step += 1
         weights = {name: weight for name, (weight, _) in parts.items()}
@@ -314,7 +334,7 @@ def _loop(run: Run, step: Step, config: TrainConfig, on_step, on_eval: Evaluatio
                 marked, marked_step, totals, norms = now, run.step, [], []
             if on_eval is not None and (last or (config.eval_every and run.step % config.eval_every == 0)):
                 started = time.monotonic()
-                evaluation = _evaluate(run, on_eval)
+                evaluation = _evaluate(run, on_eval, config.compile)
                 records.add(step=run.step, **evaluation)
                 text = "  ".join(f"{k} {v:.2f}" for k, v in evaluation.items() if isinstance(v, float))
                 ticker.show(run.place, f"step {run.step}  {text}")
@@ -331,10 +351,11 @@ def _loop(run: Run, step: Step, config: TrainConfig, on_step, on_eval: Evaluatio
     return run.place >= config.steps
 
 
-def _evaluate(run: Run, on_eval: Evaluation) -> dict[str, Any]:
-    """An evaluation of the averaged weights."""
+def _evaluate(run: Run, on_eval: Evaluation, compiled: bool) -> dict[str, Any]:
+    """An evaluation of the averaged weights; layers that are compiled for training are not compiled again for it."""
     run.model.eval()
-    with run.average.applied():
+    plain = torch.compiler.set_stance("force_eager") if compiled else contextlib.nullcontext()
+    with run.average.applied(), plain:
         found = on_eval(run.model)
     run.model.train()
     return found

@@ -4,7 +4,7 @@
 
 --voice  skeleton.onnx (the network), weights_fp16.npz (its weights by name) and voice.json
 --text   sentences.txt and, line for line, phonemes.npz (flat: phoneme ids, lens: how many a sentence has)
---out    NNNNN.npz: audio (int16, 16 kHz, end to end), lengths, text, speaker; 128 utterances each
+--out    NNNNN.npz: audio (int16, 16 kHz, end to end), lengths, text, speaker; 256 utterances each
 --cuda   a shard at once on a GPU, hundreds of times as fast; a few workers fill it
 
 A shard depends on its number, --seed and --cuda alone, appears under its name only when it is whole, and is not made
@@ -27,7 +27,7 @@ from pathlib import Path
 import numpy as np
 
 RATE = 16000
-SIZE = 128  # utterances a shard
+SIZE = 256  # utterances a shard
 
 
 def rebuild(voice: Path, out: Path) -> None:
@@ -85,7 +85,7 @@ def loud(wave: np.ndarray) -> np.ndarray:
 PLAN = ["/Add_output_0", "/Unsqueeze_output_0", "/Cast_output_0"]
 # Values inside the network, one for all lines there, each line's own here: noise, length, duration noise; voice.
 SCALES, VOICE = ("/Gather_output_0", "/Gather_1_output_0", "/Gather_2_output_0"), "/emb_g/Gather_output_0"
-FRAMES = 16_000  # spoken at once; the last layer has 256 samples a frame
+FRAMES = 48_000  # spoken at once; the last layer has 256 samples a frame
 
 
 class CudaVoice:
@@ -160,25 +160,49 @@ class CudaVoice:
         return z * mask
 
     def decode(self, z, mask, who):
-        """HiFi-GAN: three steps up to samples, after each the mean of three blocks of dilated convolutions."""
+        """HiFi-GAN: three steps up to samples, after each the mean of three blocks of dilated convolutions.
+
+        Channels last, as images one pixel high: half precision has its fast kernels for these alone.
+        """
+        import torch
         from torch.nn import functional as F
 
         x = self.conv("/dec/conv_pre", z) + self.conv("/dec/cond", who)
-        mask = mask.to(x.dtype)  # or every product with it would be float32
-        x = x * mask
+        mask = mask.to(x.dtype).unsqueeze(2)  # or every product with it would be float32
+        x = (x.unsqueeze(2) * mask).contiguous(memory_format=torch.channels_last)  # (N, C, 1, T)
         for step, stride in enumerate((8, 8, 4)):
-            weight, bias = self.weights[f"/dec/ups.{step}/ConvTranspose"]
-            x = F.conv_transpose1d(F.leaky_relu(x, 0.1), weight, bias, stride, padding=stride // 2)
+            x = self.stretch(F.leaky_relu(x, 0.1), *self.weights[f"/dec/ups.{step}/ConvTranspose"], stride)
             mask = mask.repeat_interleave(stride, -1)
             x, total = x * mask, 0  # silence beyond a line's end, as the network has it for one line alone
             for block, dilations in enumerate(((1, 2), (2, 6), (3, 12))):
                 y = x
                 for i, dilation in enumerate(dilations):
                     inner = F.leaky_relu(y, 0.1) * mask
-                    y = y + self.conv(f"/dec/resblocks.{3 * step + block}/convs.{i}", inner, dilation)
+                    y = y + self.image_conv(f"/dec/resblocks.{3 * step + block}/convs.{i}", inner, dilation)
                 total = total + y
             x = total / 3 * mask
-        return self.conv("/dec/conv_post", F.leaky_relu(x, 0.01)).tanh() * mask
+        return (self.image_conv("/dec/conv_post", F.leaky_relu(x, 0.01)).tanh() * mask).squeeze(2)
+
+    def image_conv(self, name: str, x, dilation: int = 1):
+        import torch
+        from torch.nn import functional as F
+
+        weight, *bias = self.weights[f"{name}/Conv"]
+        weight = weight.unsqueeze(2).contiguous(memory_format=torch.channels_last)
+        padding = dilation * (weight.shape[-1] // 2)
+        return F.conv2d(x, weight, *bias, padding=(0, padding), dilation=(1, dilation))
+
+    @staticmethod
+    def stretch(x, weight, bias, stride: int):
+        """A transposed convolution of kernel 2·stride: one product, whose halves overlap. x (N, C, 1, T)."""
+        import torch
+        from torch.nn import functional as F
+
+        x = x.squeeze(2).transpose(1, 2)  # (N, T, C)
+        first, second = (x @ weight.permute(0, 2, 1).flatten(1)).chunk(2, -1)  # (N, T, stride · C') each
+        y = F.pad(first, (0, 0, 0, 1)) + F.pad(second, (0, 0, 1, 0))  # (N, T + 1, stride · C')
+        y = y.unflatten(-1, (stride, -1)).flatten(1, 2)[:, stride // 2 : -(stride // 2)] + bias.to(x.dtype)
+        return y.transpose(1, 2).unsqueeze(2).contiguous(memory_format=torch.channels_last)
 
     def speak(self, lines: list[np.ndarray], rng: np.random.Generator) -> tuple[list[np.ndarray], list[int]]:
         """int16 samples at 16 kHz and the speaker of each line."""

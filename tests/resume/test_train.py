@@ -118,8 +118,10 @@ def records(config: TrainConfig, key: str) -> dict[int, float]:
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory) -> TrainConfig:
-    """An uninterrupted run, with dropout, in one process."""
-    config = config_for(tmp_path_factory.mktemp("plain"), "run", model_config={**WHISPER, "dropout": 0.1})
+    """An uninterrupted run, with dropout and both optimisers, in one process."""
+    config = config_for(
+        tmp_path_factory.mktemp("plain"), "run", model_config={**WHISPER, "dropout": 0.1}, optimizer="muon"
+    )
     run_script("run_train.py", config)
     return config
 
