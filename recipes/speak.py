@@ -227,7 +227,8 @@ class CudaVoice:
             step = math.gcd(self.rate, RATE)
             old, new = self.rate // step, RATE // step
             steps = -(-wave.shape[-1] // (64 * old)) * 64  # few lengths, with small factors
-            torch.backends.cuda.cufft_plan_cache.max_size = 2  # each keeps gigabytes
+            if self.device == "cuda":
+                torch.backends.cuda.cufft_plan_cache.max_size = 2  # each keeps gigabytes
             spectrum = torch.fft.rfft(wave, steps * old)[:, : steps * new // 2 + 1]
             wave = torch.fft.irfft(spectrum, steps * new)
             peak = wave.abs().amax(1, keepdim=True)

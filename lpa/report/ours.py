@@ -11,6 +11,7 @@ from .measured import (
     figure,
     full_name,
     grouped,
+    mixers_of,
     results,
     series,
     split_of,
@@ -154,7 +155,7 @@ def by_training(found: list[Record]) -> Item:
         alike = [r for r in timed if training_line(r) == (model, label, machine)]
         free = [r for r in tested if base_name(r) == model and "not trained" in (series(r["config"]) or "")]
         free = [r for r in free if r["config"]["positions"] == alike[0]["config"]["positions"]]
-        free = [r for r in free if r["config"]["mixer_config"] == alike[0]["config"]["mixer_config"]]
+        free = [r for r in free if mixers_of(r["config"]) == mixers_of(alike[0]["config"])]
         cells = [figure((r for r in alike if r["config"]["minutes"] == m), "wer") for m in minutes]
         rows.append([model, label, machine, figure(free, "wer"), *cells])
     columns = ("model", "what took attention's place", "trained on", "not at all", *(f"{m:g} min" for m in minutes))
