@@ -45,7 +45,9 @@ class TrainConfig:
     # what is trained
     model: str = option("", "model folder or hub id to start from; empty: fresh weights of `family`")
     family: str = option("", "family of a model with fresh weights")
-    model_config: dict[str, Any] = option({}, "configuration of a model with fresh weights, the family's own keys")
+    model_config: dict[str, Any] = option(
+        {}, "configuration of a model with fresh weights, the family's own keys; of `model`, what is to be different"
+    )
     lr_scale: dict[str, float] = option({}, "parameter-name pattern -> multiple of lr, first match wins; 0 freezes")
     # what it hears
     sources: tuple[Source, ...] = option((), "where speech comes from: path, share, rescan")

@@ -129,13 +129,16 @@ def describe(model: SpeechModel, weights: str, folder: Path) -> None:
     (folder / "processor.json").write_text(json.dumps(processor, indent=1, ensure_ascii=False) + "\n")
 
 
-def restore(folder: str | Path) -> SpeechModel:
-    """The model a folder holds, in eval mode; every tensor must be there, and none may be left over."""
+def restore(folder: str | Path, config: dict[str, Any] | None = None) -> SpeechModel:
+    """The model a folder holds, in eval mode; every tensor must be there, and none may be left over.
+
+    `config`: settings to have in place of the folder's.
+    """
     folder = Path(folder)
     plan = Plan.read(folder)
     processor = read_processor(folder)
     with torch.random.fork_rng(devices=[]):  # the weights drawn here are all overwritten: loading moves no seed
-        model = create(plan.family, plan.base, Tokens.from_dict(processor["tokens"]))
+        model = create(plan.family, {**plan.base, **(config or {})}, Tokens.from_dict(processor["tokens"]))
         for step in plan.swaps:
             swap(model, step.index, step.mixer, step.config)
     load_weights(model.net, folder / "weights.safetensors")

@@ -308,8 +308,8 @@ def _loop(run: Run, step: Step, config: TrainConfig, on_step, on_eval: Evaluatio
     """Steps to the end, with records, evaluations and checkpoints in between; False where time was up first."""
     main = run.accelerator.is_main_process
     records = Records(run.path.parent / "train.jsonl", run.step, main)
-    began = kept = marked = time.monotonic()
-    before, marked_step = run.seconds, run.step
+    opened = began = kept = marked = time.monotonic()
+    before, first, marked_step = run.seconds, run.step, run.step
     totals, norms = [], []  # since the last record, left on the device
     run.model.train()
     run.move_on(config, run.seconds)
@@ -317,8 +317,10 @@ def _loop(run: Run, step: Step, config: TrainConfig, on_step, on_eval: Evaluatio
         while run.place < config.steps:
             if on_step is not None:
                 on_step(run.place)
-            place = run.place
+            place, started = run.place, time.monotonic()
             weights, sums, norm = step()
+            if config.compile and run.step == first + 1:
+                began += time.monotonic() - started  # compiling is not training
             totals.append(sums)
             norms.append(norm)
             run.move_on(config, before + time.monotonic() - began)
@@ -340,7 +342,7 @@ def _loop(run: Run, step: Step, config: TrainConfig, on_step, on_eval: Evaluatio
                 ticker.show(run.place, f"step {run.step}  {text}")
                 marked += time.monotonic() - started
             if record_due:
-                minutes = [(time.monotonic() - since) / 60 for since in (began, kept)]
+                minutes = [(time.monotonic() - since) / 60 for since in (opened, kept)]
                 due = [0 < config.max_minutes <= minutes[0], last or minutes[1] >= config.checkpoint_minutes]
                 over, keep = broadcast(torch.tensor(due, dtype=torch.int32, device=run.accelerator.device)).tolist()
                 if over or keep:
@@ -376,7 +378,7 @@ def _summary(run: Run, weights: dict[str, float], totals: Tensor, norm: Tensor) 
 def starting_model(config: TrainConfig) -> SpeechModel:
     """The model a recipe starts from; fresh weights are the seed's."""
     if config.model:
-        return families.load(config.resolve(config.model))
+        return families.load(config.resolve(config.model), config=config.model_config)
     torch.manual_seed(config.seed)
     return families.create(config.family, config.model_config)
 

@@ -73,7 +73,10 @@ class Run:
     lr: float = option(5e-4, "peak learning rate")
     warmup: float = option(0.1, "share of a stage's steps over which lr rises")
     batch_seconds: float = option(400.0, "seconds of audio in a batch, padding included, over all processes")
-    front_gb: float = option(0.0, "GB to keep the frozen front end's output in, computed once; 0: compute it each time")
+    front_gb: float = option(
+        0.0,
+        "GB to keep the frozen front end's output in, computed once; with train.cache set on disk, too. 0: none kept",
+    )
     train: dict[str, Any] = option({}, "further settings of the training loop, as in a training recipe")
     max_minutes: float = option(0.0, "stop after this long; the same command goes on. 0: no limit", free=True)
 
@@ -150,7 +153,9 @@ class ConvertConfig(Run):
     # which layers, and when
     order: str = option("sweep", "sweep, kl, depth, reverse, random:SEED, or layers such as 0,3,1")
     layers: int = option(0, "layers to replace; 0: all of the order")
-    budget: float = option(0.0, "stop once the held-out WER (SI-SNRi) is worse than this; 0: no limit")
+    budget: float = option(
+        0.0, "stop once the held-out WER (SI-SNRi) is worse than this; all at once: all or none. 0: no limit"
+    )
     plan: str = option("", "choice.json of `lpa plan`: which mixer goes into which layer")
     sweep: str = option("", "folder of a finished sweep to take order and allocation from; empty: sweep first")
     sweep_settings: dict[str, Any] = option({}, "settings of that first sweep")

@@ -25,8 +25,9 @@ from . import sweep as sweeps
 from .beside import beside, fresh_mixer, layer_objective, without_dropout
 from .config import ConvertConfig, derive, read_json, write_json
 from .keeper import Keeper
+from .planner import price
 from .positions import scores_of_distances, told_by_position, without_positions
-from .session import Session, TimeUp, layers_of, measuring
+from .session import Session, TimeUp, layers_of, measuring, started
 from .stages import (
     Stage,
     final_stages,
@@ -44,14 +45,15 @@ SCORED_SECONDS = 200.0  # and of the scores of attention
 
 def convert(config: ConvertConfig, out: Path, record: Path | None = None) -> Path:
     """A whole conversion, to the model folder OUT/model (OUT itself where time was up). `record`: folder of records."""
-    session = Session(config, Path(out))
-    conversion = Conversion(config, session, record)
-    try:
-        conversion.run()
-    except TimeUp:
-        session.say("time is up; the same command goes on")
-        return session.out
-    return session.out / "model"
+    if config.trains and not config.sources:
+        raise LpaError("there is nothing to train on; add --data")
+    with started(config, Path(out)) as session:
+        try:
+            Conversion(config, session, record).run()
+        except TimeUp:
+            session.say("time is up; the same command goes on")
+            return session.out
+        return session.out / "model"
 
 
 class Conversion:
@@ -66,6 +68,7 @@ class Conversion:
         self.steps: list[tuple[int, ...]] = []
         self.sites = 0  # layers of the model
         self.already: dict[int, Swap] = {}  # those that an earlier conversion has replaced
+        self.table = progress.Steps(0, False, session.measure)
 
     @property
     def key(self) -> str:
@@ -88,14 +91,15 @@ class Conversion:
             found = {"layers": [], "replaced": list(self.already), self.key: self.session.judge(model)}
             self.finish(0, {**found, "stages": [], "seconds": 0.0}, None)
         self.steps = steps = order.groups(chosen, self.config.progressive)
-        table = progress.Steps(len(steps), self.session.main, self.session.measure)
-        table.add(self.recorded(0), ran=False)
+        epochs = [sum(stage.epochs for stage in stages(self.config)) for stages in (step_stages, final_stages)]
+        self.table = progress.Steps(len(steps), self.session.main, self.session.measure, (epochs[0], epochs[1]))
+        self.table.add(self.recorded(0), ran=False)
         if self.config.budget and self.recorded(0)[self.key] is None:
             raise LpaError(f"{self.config.model} has no CTC head, so it has no WER to keep within a budget")
-        last = self.replace(steps, table)
-        self.conclude(last, [*self.already, *(i for group in steps[:last] for i in group)], table)
+        last = self.replace(steps)
+        self.conclude(last, [*self.already, *(i for group in steps[:last] for i in group)])
 
-    def replace(self, steps: list[tuple[int, ...]], table: progress.Steps) -> int:
+    def replace(self, steps: list[tuple[int, ...]]) -> int:
         """All steps; the number of the last one within the budget."""
         for number, new in enumerate(steps, 1):
             ran = self.session.lacks(self.folder(number))
@@ -103,7 +107,7 @@ class Conversion:
                 done = [i for group in steps[: number - 1] for i in group]
                 self.step(number, new, [*self.already, *done])
             found = self.recorded(number)
-            table.add(found, ran)
+            self.table.add(found, ran)
             if self.config.budget and not self.session.measure.no_worse(found[self.key], self.config.budget):
                 return number - 1
         return len(steps)
@@ -155,7 +159,7 @@ class Conversion:
                         mixer.add_places(scores)
         return len(placed) == len(mixers)
 
-    def conclude(self, last: int, replaced: list[int], table: progress.Steps) -> None:
+    def conclude(self, last: int, replaced: list[int]) -> None:
         """The final joint tuning of the last step that counts, then OUT/model and OUT/result.json."""
         model = self.load(self.folder(last) / "model" if last else self.config.model)
         ran = [
@@ -174,7 +178,7 @@ class Conversion:
             "steps": steps,
             "final": ran,
             "predicted": predicted,
-            "outcome": None if value is None or before is None else {f"{self.key}_points": value - before},
+            "outcome": None if value is None or before is None else self.outcome(model, value - before),
         }
         if self.session.main:
             surgery.save(model, self.out / "model")
@@ -183,7 +187,12 @@ class Conversion:
             for left in (self.out / "work", *self.out.glob(".model-*")):  # the latter: of a save that was killed
                 shutil.rmtree(left, ignore_errors=True)
         self.session.accelerator.wait_for_everyone()
-        table.end(value)
+        self.table.end(value)
+
+    def outcome(self, model: SpeechModel, points: float) -> dict[str, float]:
+        """What a planner predicts: points, and what mixing costs in the layers that had their attention until now."""
+        sites = [site.index for site in model.sites() if site.index not in self.already]
+        return {f"{self.key}_points": points, "mflop_per_second": sum(price(model, index) for index in sites)}
 
     # --- stages
 
@@ -202,6 +211,7 @@ class Conversion:
                 loss=layer_objective(mixers),
                 on_step=without_dropout(model),
             )
+        self.table.stage(stage.epochs)
         return {"name": stage.name, **self.spent(folder), self.key: None, "reverted": False}
 
     def stage(
@@ -254,6 +264,7 @@ class Conversion:
             model.fading = 0.0
         reverted = keeper.restore() if keeper else False
         value = keeper.value if keeper else self.session.judge(model)
+        self.table.stage(stage.epochs)
         return {"name": stage.name, **self.spent(folder), self.key: value, "reverted": reverted}
 
     def loss(self, model: Any, training: TrainConfig) -> Objective:
@@ -299,7 +310,8 @@ class Conversion:
         )
         which = "final tuning" if number == FINAL else f"step {number}, {stage.name}"
         much = f"{config.minutes:.2f} minutes of training" if config.minutes else f"{config.steps} training steps"
-        self.session.say(f"{which}: {much}")
+        left = self.table.left()
+        self.session.say(f"{which}: {much}" + (f"; {left} left in all" if left else ""))
         return config, self.out / "work" / f"{number:02d}-{place}-{stage.name}"
 
     @property

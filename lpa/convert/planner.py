@@ -23,6 +23,7 @@ class Option:
     cost: float  # MFLOP a second of audio
     loss: float  # never below 0: a layer that happens to gain does not pay for another
     config: dict[str, Any] | None = None
+    points: float | None = None  # of WER, whatever the loss is measured in; as little below 0
 
 
 def cheapest(prices: Sequence[Sequence[tuple[float, float]]], limit: float) -> list[int] | None:
@@ -80,9 +81,12 @@ def make_plan(
     cost: float | None = None,
 ) -> dict[str, Any] | None:
     """Sweep every mixer as it would be used (into OUT/NAME), choose, write OUT/choice.json; None where time was up."""
+    from ..mixers import resolve
     from .sweep import sweep
 
     key = choose(measure, MEASURES, "measure")
+    for name in mixers:
+        resolve(name, config.settings(name))  # what is wrong with any is told before the first is swept
     swept = []
     for name in mixers:
         settings = replace(config, mixer=name, mixer_config=config.settings(name), provision=0, l1=0.0, l2=0.0)
@@ -90,42 +94,57 @@ def make_plan(
         if found is None:
             return None
         swept.append(found["layers"])
+    layers = [row["layer"] for row in swept[0]]
     options = [
         [attention, *(option(row, key) for row in rows)]
-        for attention, rows in zip(attentions(config.model), zip(*swept, strict=True), strict=True)
+        for attention, rows in zip(attentions(config.model, layers), zip(*swept, strict=True), strict=True)
     ]
     chosen = plan(options, loss=loss, cost=cost)
-    found = describe(chosen, measure, {"loss": loss, "mflop_per_second": cost})
+    found = describe(chosen, measure, {"loss": loss, "mflop_per_second": cost}, layers)
     write_json(Path(out) / "choice.json", found)
     return found
 
 
 def option(row: dict[str, Any], key: str) -> Option:
-    if row[key] is None:
-        raise LpaError(f"the sweep of {row['mixer']} has no {key}: the model has no CTC head; use --measure relative")
-    return Option(row["mixer"], row["mflop_per_second"], max(0.0, row[key]), row["config"])
+    if row.get(key) is None:
+        raise LpaError(f"the sweep of {row['mixer']} has no {key}, for it has no posteriors; use --measure relative")
+    points = row.get("wer_points")
+    least = None if points is None else max(0.0, points)
+    return Option(row["mixer"], row["mflop_per_second"], max(0.0, row[key]), row["config"], least)
 
 
-def attentions(model: str) -> list[Option]:
-    """What each layer costs as it is."""
+def attentions(model: str, layers: Sequence[int]) -> list[Option]:
+    """What each of these layers costs as it is."""
     from ..families import load
-    from ..inspect import attention_mflop
 
     network = load(model)
-    found = []
-    for site in network.sites():
-        frames, pace = network.sequence(site, ATTENTION_SECONDS * network.sample_rate)
-        found.append(Option("attention", attention_mflop(site.dim, frames) * pace, 0.0))
-    return found
+    return [Option("attention", price(network, index), 0.0, points=0.0) for index in layers]
 
 
-def describe(chosen: Sequence[Option], measure: str, budget: dict[str, Any]) -> dict[str, Any]:
-    """choice.json: the swaps, easiest first, as `convert --plan` takes them, and what they are predicted to do."""
-    replaced = [(o.loss, i, o) for i, o in enumerate(chosen) if o.mixer != "attention"]
+def price(model: Any, index: int) -> float:
+    """MFLOP that a layer's mixer, or attention, takes for a second of audio in recordings of ATTENTION_SECONDS."""
+    from ..inspect import describe_layer
+
+    (site,) = (site for site in model.sites() if site.index == index)
+    return describe_layer(model, site)["mflop_per_second"][str(ATTENTION_SECONDS)]
+
+
+def describe(
+    chosen: Sequence[Option], measure: str, budget: dict[str, Any], layers: Sequence[int] | None = None
+) -> dict[str, Any]:
+    """choice.json: the swaps, easiest first, as `convert --plan` takes them, and what they are predicted to do.
+
+    `layers`: the indices of those chosen for; None: all from the first.
+    """
+    placed = list(zip(range(len(chosen)) if layers is None else layers, chosen, strict=True))
+    replaced = [(o.loss, i, o) for i, o in placed if o.mixer != "attention"]
     swaps = [{"index": i, "mixer": o.mixer, "config": o.config} for _, i, o in sorted(replaced, key=lambda r: r[:2])]
     predicted = {MEASURES[measure]: sum(o.loss for o in chosen), "mflop_per_second": sum(o.cost for o in chosen)}
-    layers = [{"layer": i, "mixer": o.mixer, "loss": o.loss, "mflop_per_second": o.cost} for i, o in enumerate(chosen)]
-    return {"budget": budget, "measure": measure, "predicted": predicted, "swaps": swaps, "layers": layers}
+    points = [o.points for o in chosen if o.points is not None]
+    if len(points) == len(chosen):
+        predicted["wer_points"] = sum(points)
+    rows = [{"layer": i, "mixer": o.mixer, "loss": o.loss, "mflop_per_second": o.cost} for i, o in placed]
+    return {"budget": budget, "measure": measure, "predicted": predicted, "swaps": swaps, "layers": rows}
 
 
 def render(found: dict[str, Any]):

@@ -12,15 +12,18 @@ from ..score import Measure
 class Steps:
     """Steps done, what they are judged by, and how long the rest will take at the pace of this run."""
 
-    def __init__(self, steps: int, active: bool, measure: Measure):
+    def __init__(self, steps: int, active: bool, measure: Measure, epochs: tuple[float, float] = (0.0, 0.0)):
+        """`epochs` of training in a step, and in what follows the last one."""
         self.steps, self.active, self.measure, self.label = steps, active, measure.name, measure.label
+        self.each, self.after = epochs
         self.rows: list[dict[str, Any]] = []
-        self.began, self.before = time.monotonic(), 0
+        self.began, self.before, self.trained = time.monotonic(), 0, 0.0
 
     def add(self, record: dict[str, Any], ran: bool) -> None:
         """A step that is done; `ran`: now, not in an earlier run."""
         if not ran:
             self.began, self.before = time.monotonic(), record["step"]
+        self.trained = 0.0
         self.rows.append(record)
         if not self.active:
             return
@@ -34,13 +37,18 @@ class Steps:
             text = f"step {record['step']}/{self.steps}  layers {layers}  {self.label} {shown(record[self.measure])}"
             print(text + (f"  {left} left" if left else ""), file=sys.stderr, flush=True)
 
+    def stage(self, epochs: float) -> None:
+        """A stage of the step under way is done."""
+        self.trained += epochs
+
     def left(self) -> str:
-        """Minutes for the steps to come; empty before the first one and after the last."""
-        done = len(self.rows) - 1
-        ran = done - self.before
-        if ran <= 0 or done >= self.steps:
+        """Minutes for all that is to come, by epochs of training (by steps where there is none); empty: not known."""
+        done, each = len(self.rows) - 1, self.each or 1.0
+        ran = (done - self.before) * each + self.trained
+        rest = (self.steps - done) * each + self.after - self.trained
+        if ran <= 0 or rest <= 0:
             return ""
-        return f"{(time.monotonic() - self.began) / ran * (self.steps - done) / 60:.1f} min"
+        return f"{(time.monotonic() - self.began) / ran * rest / 60:.1f} min"
 
     def render(self):
         from rich.table import Table

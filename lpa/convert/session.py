@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import math
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -14,6 +16,8 @@ from typing import Any
 import numpy as np
 import torch
 from accelerate.utils import broadcast_object_list
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from .. import families, train
@@ -22,11 +26,15 @@ from ..data import AudioBank, Batches, bucket
 from ..denoise import NoisyFeed
 from ..errors import LpaError
 from ..families.base import SpeechModel
-from ..feed import Feed
+from ..feed import Feed, Kept
 from ..journal import list_left_out
 from ..recipe import TrainConfig
+from ..sources import open_source
 from ..task import TASKS, Measure, task_of
 from .config import Run, read_json, settle, write_json
+from .stages import FRONT
+
+BEGUN = ("config.json", "order.json", "data.json", "left_out.jsonl")  # what a run writes before it makes anything
 
 
 class TimeUp(Exception):
@@ -63,10 +71,12 @@ class Session:
         config = self.config
         if not config.sources:
             return
+        before = {spec: files_of(spec) for spec in config.sources}
         bank, held = train.open_banks(config.training(1), model)
-        for spec in config.sources:
-            if not spec.startswith("hf:") and not Path(spec).exists():
-                raise LpaError(f"{spec} vanished while it was read; run the same command when it is back")
+        for spec, files in before.items():
+            if gone := sorted(file for file in files if not file.exists()):
+                what = gone[0] if Path(spec).exists() else spec
+                raise LpaError(f"{what} vanished while it was read; run the same command when it is back")
         self._recognise(bank, held)
         device, training = self.accelerator.device, config.training(1)
         self.feed = self.task.feed(model, bank, device, training)
@@ -80,14 +90,26 @@ class Session:
         self.sources = [{"path": path, "share": s} for path, s in zip(config.sources, shares, strict=True)]
 
     def _keep_front(self, model: SpeechModel) -> None:
-        """Hear everything once with the front end, which no conversion trains."""
+        """Hear everything once with the front end, which no conversion trains; with `train.cache` once for all runs.
+
+        The folder of the cache has no more of it than `front_gb` either: the oldest goes first.
+        """
         assert self.feed is not None
         assert self.held is not None
         model.eval()
-        most = int(self.config.front_gb * 2**30)
-        used = self.feed.keep_front(model, most, self.config.batch_seconds)
-        if self.held is not self.feed:
-            used += self.held.keep_front(model, most - used, self.config.batch_seconds)
+        training, most, used = self.config.training(1), int(self.config.front_gb * 2**30), 0
+        cache = Path(training.resolve(training.cache)) if training.cache else None
+        for feed in [self.feed] if self.held is self.feed else [self.feed, self.held]:
+            path = cache and cache / f"front-{fingerprint(model, feed, self.config.batch_seconds)}.safetensors"
+            kept = path and read_front(path, feed.device)
+            if kept and kept.values.nbytes <= most - used:
+                feed.kept = kept
+                used += kept.values.nbytes
+                continue
+            used += feed.keep_front(model, most - used, self.config.batch_seconds)
+            if path and self.main:
+                assert feed.kept is not None
+                write_front(path, feed.kept, most)
         self.say(f"front end: {used / 2**30:.2f} GB kept")
 
     def _recognise(self, bank: AudioBank, held: AudioBank | None) -> None:
@@ -114,7 +136,8 @@ class Session:
 
     def epoch(self, seed: int) -> int:
         """Batches in an epoch, as `fit` will draw them."""
-        assert self.feed is not None
+        if self.feed is None:
+            raise LpaError("there is nothing to train on; add --data")
         shares = [s["share"] for s in self.sources] if len(self.sources) > 1 else None
         seconds = self.config.training(1).epoch_seconds
         return len(Batches(self.feed.bank, self.config.batch_seconds, seed=seed, shares=shares, epoch_seconds=seconds))
@@ -126,6 +149,14 @@ class Session:
         folder.mkdir(parents=True, exist_ok=True)
         if not train.fit(model, self.feed, config, folder, self.accelerator, **arguments):
             raise TimeUp
+
+    def forget(self) -> None:
+        """Remove what a run has written that has not made anything yet."""
+        if self.main and all(path.name in BEGUN for path in self.out.iterdir()):
+            for name in BEGUN:
+                (self.out / name).unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # the folder a process works in, say
+                self.out.rmdir()
 
     def lacks(self, path: Path) -> bool:
         """Whether something is still to be made. All processes have looked before one makes it."""
@@ -159,6 +190,17 @@ class Session:
 
 
 @contextmanager
+def started(config: Run, out: Path) -> Iterator[Session]:
+    """A session. A run that fails before it has made anything leaves nothing; put right, it can have the same --out."""
+    session = Session(config, out)
+    try:
+        yield session
+    except LpaError:
+        session.forget()
+        raise
+
+
+@contextmanager
 def measuring(session: Session, model: SpeechModel) -> Iterator[None]:
     """Eval mode, no gradients, the precision of training."""
     model.eval()
@@ -179,3 +221,56 @@ def layers_of(model: Any, kind: str) -> list[int]:
 def describe(bank: AudioBank) -> dict[str, Any]:
     digest = hashlib.sha256("\n".join(f"{i} {n}" for i, n in zip(bank.ids, bank.lengths, strict=True)).encode())
     return {"utterances": len(bank), "hours": round(bank.hours, 4), "digest": digest.hexdigest()[:16]}
+
+
+def files_of(spec: str) -> set[Path]:
+    """The files of a source that are there now; those still being written do not count."""
+    path = Path(spec)
+    if path.is_dir():
+        return {file for file in path.rglob("*") if file.is_file() and file.suffix != ".part"}
+    if not path.is_file():
+        return set()
+    named = [utterance.audio for utterance in open_source(spec).utterances]
+    return {path} | {audio for audio in named if isinstance(audio, Path) and audio.is_file()}
+
+
+# --- what the front end has made, on disk
+
+
+def fingerprint(model: SpeechModel, feed: Feed, batch_seconds: float) -> str:
+    """Tells what a front end makes of a bank from what another, or the same in other batches, makes of it."""
+    digest = hashlib.sha256(repr((model.family, model.base(), feed.device.type, batch_seconds)).encode())
+    for name, parameter in model.named_parameters():
+        if FRONT in name:
+            digest.update(parameter.detach().float().cpu().numpy().tobytes())
+    digest.update(np.ascontiguousarray(feed.bank.lengths).tobytes())
+    digest.update(feed.bank.samples.data)
+    return digest.hexdigest()[:24]
+
+
+def read_front(path: Path, device: torch.device) -> Kept | None:
+    """What a front end has made, from the disk; None: it is not there, or no use."""
+    try:
+        found = load_file(path, device=str(device))
+        kept = Kept(found["values"], found["starts"].cpu().numpy(), found["lengths"].cpu().numpy())
+        os.utime(path)  # what is used is not the oldest
+    except (OSError, SafetensorError, KeyError):
+        return None
+    return kept
+
+
+def write_front(path: Path, kept: Kept, most: int) -> None:
+    """A file that is there whole or not at all; the oldest of its kind go until no more than `most` bytes are left."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    arrays = {"starts": torch.from_numpy(kept.starts), "lengths": torch.from_numpy(kept.lengths)}
+    save_file({"values": kept.values.cpu(), **arrays}, part)
+    part.replace(path)
+    sizes = {}
+    for file in path.parent.glob("front-*.safetensors"):
+        with contextlib.suppress(FileNotFoundError):  # another run has just removed it
+            sizes[file] = (file.stat().st_mtime_ns, file.stat().st_size)
+    for file in sorted(sizes, key=lambda file: sizes[file][0]):
+        if file != path and sum(size for _, size in sizes.values()) > most:
+            file.unlink(missing_ok=True)
+            del sizes[file]

@@ -21,7 +21,7 @@ from ..train import rate
 from . import order
 from .beside import Unexplained, beside, fresh_mixer, layer_objective, without_dropout
 from .config import SweepConfig, derive, read_json, write_json
-from .session import Session, TimeUp, layers_of, measuring
+from .session import Session, TimeUp, layers_of, measuring, started
 from .stages import parameter_groups
 
 TYPES = ("aperiodic", "periodic", "positional", "anchored", "ladder")  # in the order a head has its pulses
@@ -34,8 +34,12 @@ def sweep(config: SweepConfig, out: Path, record: Path | None = None) -> dict[st
 
     `record`: folder of records.
     """
-    out = Path(out)
-    session = Session(config, out)
+    with started(config, Path(out)) as session:
+        return sweep_all(session, config, record)
+
+
+def sweep_all(session: Session, config: SweepConfig, record: Path | None) -> dict[str, Any] | None:
+    out = session.out
     if (out / "sweep.json").is_file():
         return read_json(out / "sweep.json")
     if not config.sources:

@@ -32,13 +32,24 @@ def create(family: str, config: dict[str, Any], tokens: Tokens | None = None) ->
     return choose(family, FAMILIES, "family").create(family, config, tokens or Tokens())
 
 
-def load(source: str | Path, *, device: str | torch.device = "cpu", dtype: torch.dtype | None = None) -> SpeechModel:
-    """A working model, in eval mode: `default`, an lpa model folder, a Hugging Face or speechbrain folder, a hub id."""
+def load(
+    source: str | Path,
+    *,
+    device: str | torch.device = "cpu",
+    dtype: torch.dtype | None = None,
+    config: dict[str, Any] | None = None,
+) -> SpeechModel:
+    """A working model, in eval mode: `default`, an lpa model folder, a Hugging Face or speechbrain folder, a hub id.
+
+    `config`: settings to have in place of an lpa model folder's own, such as another dropout.
+    """
     source = find_model(str(source))
     if (Path(source) / "plan.json").is_file():
         from ..surgery import restore  # surgery builds models with create, above
 
-        model = restore(source)
+        model = restore(source, config)
+    elif config:
+        raise LpaError(f"{source} is no lpa model folder, so its settings stay; leave out {', '.join(config)}")
     elif is_speechbrain(source):
         model = load_speechbrain(source)
     elif Path(source).is_dir() and not (Path(source) / "config.json").is_file():

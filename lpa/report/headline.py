@@ -20,7 +20,7 @@ def picture(found: list[Record]) -> str:
     legends = max(len(panel.lines) for panel in panels)
     width, height = charts.WIDTH * len(panels), HEAD + charts.HEIGHT + ROW * legends + 8
     body = "".join(f'<g transform="translate({charts.WIDTH * i} 0)">{draw(p)}</g>' for i, p in enumerate(panels))
-    style = files(__package__).joinpath("page.css").read_text(encoding="utf-8")
+    style = files(__package__).joinpath("charts.css").read_text(encoding="utf-8")
     size = f'viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
     back = f'<rect width="{width}" height="{height}" style="fill: var(--card)"/>'
     font = "text { font-family: system-ui, sans-serif; fill: var(--ink); } .head { font-weight: 600; font-size: 16px; }"

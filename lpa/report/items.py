@@ -55,9 +55,10 @@ class Grid:
 
 @dataclass(frozen=True)
 class Verdict:
-    """How ours stands to the paper's. `why` is the `because …`, or for what was reproduced what that is."""
+    """How ours stands to the paper's: what was found, and where it differs or cannot be had the `because …`."""
 
     mark: str
+    what: str = ""
     why: str = ""
 
 

@@ -96,9 +96,9 @@ def split_of(record: Record) -> str | None:
 
 
 def base_name(record: Record) -> str:
-    """The name of the model that was converted, or of the model itself: its folder's."""
+    """The name of the model that was converted, or of the model itself: its folder's, or its run's."""
     source = (record.get("config") or {}).get("model") or record["model"]
-    return Path(source).name or source
+    return source.removesuffix("/model") if source.endswith("/model") else Path(source).name or source
 
 
 def full_name(record: Record) -> str:
@@ -217,6 +217,7 @@ class Result:
     name: str
     layers: int
     of: int | None
+    training: str  # how long
     date: str  # of the last record
     tested: Figure | None
     tested_control: Figure | None
@@ -228,6 +229,7 @@ def results(found: Iterable[Record]) -> list[Result]:
     """Every finished conversion that has a figure, seeds drawn together."""
     whole = [r for r in found if r.get("config") and "wer" in r["figures"]]
     tested = [r for r in whole if r["kind"] == "evaluate" and split_of(r) == "test-clean" and as_it_is(r)]
+    tested = [r for r in tested if "/step-" not in r["model"]]
     held = [r for r in whole if r["kind"] in ("convert", "control") and r["what"] == "final"]
     made = []
     keys = dict.fromkeys(training_key(r) for r in [*tested, *held] if not r["config"]["keep_attention"])
@@ -242,8 +244,14 @@ def results(found: Iterable[Record]) -> list[Result]:
         if name is not None:
             of = (record.get("network") or {}).get("layers")
             date = max(r["date"] for r in [*held, *tested] if training_key(r) == key)
-            made.append(Result(base_name(record), name, layers_of(record), of, date, *kinds))
+            made.append(Result(base_name(record), name, layers_of(record), of, training(record), date, *kinds))
     return sorted(made, key=lambda r: (r.model, r.layers, r.name))
+
+
+def training(record: Record) -> str:
+    """How long a conversion trained: `676 steps of 100 s`."""
+    steps = record["figures"].get("training_steps")
+    return f"{steps:,} steps of {record['config']['batch_seconds']:g} s" if steps else "none" if steps == 0 else ""
 
 
 def training_key(record: Record) -> tuple[str, str, int, str]:
@@ -274,19 +282,21 @@ def as_it_is(record: Record) -> bool:
 
 
 def enhanced(found: Iterable[Record]) -> dict[str, dict[int, Figure]]:
-    """SI-SNRi by replaced layers, for each mixer, in Gaussian noise. What had none replaced starts every curve."""
-    rows = [r for r in found if "si_snri" in r["figures"] and r.get("noise", "gaussian") == "gaussian"]
-    groups = grouped(rows, enhancement_series)
-    start = groups.pop("", [])
+    """SI-SNRi by replaced layers, for each mixer, in Gaussian noise. The model that was converted starts its curves."""
+    rows = [r for r in found if r["kind"] == "evaluate" and "si_snri" in r["figures"]]
+    rows = [r for r in rows if r.get("noise", "gaussian") == "gaussian"]
     made = {}
-    for name, some in groups.items():
-        tested = [] if name.endswith(TRAINING) else start
-        by_layers = grouped([*some, *tested], replaced_layers)
-        made[name] = {k: f for k, rows in sorted(by_layers.items()) if (f := figure(rows, "si_snri")) is not None}
+    for base, of_one in grouped(rows, started_from).items():
+        start = [r for r in of_one if not replaced_layers(r) or r["model"] == (r.get("config") or {}).get("model")]
+        begun = "" if 0 in map(replaced_layers, start) else f", from {base}"
+        for name, some in grouped((r for r in of_one if r not in start), enhancement_series).items():
+            by_layers = sorted(grouped([*some, *start], replaced_layers).items())
+            made[name + begun] = {k: f for k, rows in by_layers if (f := figure(rows, "si_snri")) is not None}
     return made
 
 
-TRAINING = ", while training"  # on held-out speakers of the training set, after each step
+def started_from(record: Record) -> str:
+    return base_name(record) if record.get("config") else ""
 
 
 def replaced_layers(record: Record) -> int | None:
@@ -294,11 +304,7 @@ def replaced_layers(record: Record) -> int | None:
 
 
 def enhancement_series(record: Record) -> str:
-    """The mixers of a model that enhances, or the control; empty: a model of which nothing is replaced."""
-    config = record.get("config") or {}
-    suffix = "" if record["kind"] == "evaluate" else TRAINING
-    if record["kind"] == "control" or config.get("keep_attention"):
-        return f"attention kept (control){suffix}"
-    if suffix:
-        return str(config.get("mixer", record["model"])) + suffix
+    """The mixers of a model that enhances, or the control."""
+    if (record.get("config") or {}).get("keep_attention"):
+        return "attention kept (control)"
     return " and ".join((record.get("network") or {}).get("mixers", []))

@@ -60,7 +60,7 @@ def render(found: list[Record]) -> str:
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="color-scheme" content="light dark"><link rel="icon" href="data:,"><title>lpa: the evidence</title>
-<style>{asset("page.css")}</style></head>
+<style>{asset("charts.css")}{asset("page.css")}</style></head>
 <body><header><h1>How much attention does a speech model need?</h1>
 <p class="lead">Every table and figure of <i>Learnable Pulse Accumulation</i> (Y. P. Shkolnikov, 2026) with what
 <code>lpa</code> measures beside it. Each number measured here links to the record that made it: command, commit, seed,
@@ -101,9 +101,11 @@ def article(item: Item, commands: dict[str, str]) -> str:
     parts.append(f'<div class="body">{table}{charts}</div>')
     parts += [f'<p class="note">{prose(note)}</p>' for note in item.notes]
     if measured := list(dict.fromkeys(commands[i] for i in sources(item))):
-        more = f" and {len(measured) - COMMANDS} more" if len(measured) > COMMANDS else ""
-        listed = ", ".join(f"<code>{escape(c)}</code>" for c in measured[:COMMANDS])
-        parts.append(f'<p class="how">Measured by {listed}{more}</p>')
+        count = f"{len(measured)} commands" if len(measured) > 1 else "one command"
+        more = [f"and {len(measured) - COMMANDS} more: every number links to its own"]
+        listed = [f"<code>{escape(c)}</code>" for c in measured[:COMMANDS]] + more * (len(measured) > COMMANDS)
+        inside = "".join(f"<li>{words}</li>" for words in listed)
+        parts.append(f'<details class="how"><summary>Measured by {count}</summary><ul>{inside}</ul></details>')
     return f'<article id="{item.id}">{"".join(parts)}</article>'
 
 
@@ -115,12 +117,12 @@ def sources(item: Item) -> list[str]:
 
 
 def verdict(found: Verdict) -> str:
-    """`reproduced: what`, `different, because why`, `not possible here, because why`, `not measured yet: run …`"""
+    """`reproduced: what`, `different, because why: what`, `not possible here, because why`, `not measured yet: …`"""
     if found.mark == OURS:
-        return f'<span class="mark ours-mark">measured</span> {prose(found.why)}'
-    joint = ", because " if found.mark in (DIFFERENT, IMPOSSIBLE) else ": "
-    said = joint + prose(found.why) if found.why else ""
-    return f'<span class="mark {found.mark.replace(" ", "-")}">{found.mark}</span>{said}'
+        return f'<span class="mark ours-mark">measured</span> {prose(found.what)}'
+    because = f", because {prose(found.why)}" if found.why else ""
+    said = f": {prose(found.what)}" if found.what else ""
+    return f'<span class="mark {found.mark.replace(" ", "-")}">{found.mark}</span>{because}{said}'
 
 
 def grid(found: Grid) -> str:

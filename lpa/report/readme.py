@@ -32,7 +32,7 @@ def read(path: Path) -> str:
 def block(item: Item) -> str:
     """An item's grid in Markdown, and below it how often that was measured."""
     if item.verdict.mark == MISSING or item.grid is None:
-        return f"Not measured yet: {item.verdict.why}.\n"
+        return f"Not measured yet: {item.verdict.what}.\n"
     return table(item.grid.columns, item.grid.rows, item.grid.digits) + f"\n{runs(item.grid.figures())}\n"
 
 

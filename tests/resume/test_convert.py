@@ -25,6 +25,7 @@ from safetensors.torch import load_file
 
 from lpa import families
 from lpa.convert import ablate as ablation
+from lpa.convert import session
 from lpa.convert.config import ConvertConfig, build, read
 from lpa.convert.control import compare, control, control_config
 from lpa.convert.loop import convert
@@ -234,6 +235,24 @@ def test_data_that_vanishes_stops_a_run_and_it_goes_on_when_it_is_back(desk, pla
     convert(config, out)
     assert same(plain / "model", out / "model")
     assert (out / "step-01" / "record.json").stat().st_mtime_ns == before  # a finished step is not done again
+
+
+def test_a_file_that_vanishes_while_speech_is_read_is_named(desk, tmp_path, monkeypatch):
+    data = shutil.copytree(desk / "data", tmp_path / "data")
+    config = config_for(desk, "none", sources=[str(data / "manifest.jsonl")])
+    plain = session.train.open_banks
+
+    def robbed(*arguments):
+        (data / "0.wav").unlink()
+        return plain(*arguments)
+
+    monkeypatch.setattr(session.train, "open_banks", robbed)
+    with pytest.raises(LpaError, match=r"0\.wav vanished while it was read; run the same command when it is back"):
+        convert(config, tmp_path / "out")
+    monkeypatch.undo()
+    shutil.copy(desk / "data" / "0.wav", data)
+    convert(config, tmp_path / "out")
+    assert result(tmp_path / "out")["replaced"] == [0, 1]
 
 
 @pytest.mark.parametrize("rate", [1e5, 1e36])  # far off, and not a number

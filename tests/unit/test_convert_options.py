@@ -302,6 +302,62 @@ def test_a_front_end_is_kept_of_plain_audio_and_within_bounds(desk):
         convert(config_for(desk, "best", front_gb=1e-5), desk / "too-much")
 
 
+@pytest.mark.parametrize("model", ["whisper", "wav2vec2"])
+def test_a_front_end_is_heard_once_for_all_runs_that_share_a_cache(desk, tmp_path, model, monkeypatch):
+    cls = families.FAMILIES[model]
+    plain, calls = cls.front, []
+    monkeypatch.setattr(cls, "front", lambda *a: calls.append(1) or plain(*a))
+
+    def listen(name: str, front_gb: float = 0.1, **changes) -> list[torch.Tensor]:
+        given = {"model": model, "front_gb": front_gb, "train": {"cache": str(tmp_path / "cache")}, **changes}
+        session = Session(config_for(desk, "best", **given), tmp_path / name)
+        calls.clear()
+        session.listen(session.load(desk / model))
+        return [session.feed.clean(np.array([2, 0]))[0], session.held.clean(np.array([1]))[0]]
+
+    def files() -> set[Path]:
+        return set((tmp_path / "cache").glob("front-*.safetensors"))
+
+    first = listen("first")
+    assert calls
+    assert len(files()) == 2  # of what is trained on, and of what is held out
+    again = listen("again", seed=1)
+    assert not calls
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+    kept = files()
+    for file in kept:  # as a full disk leaves them
+        file.write_bytes(file.read_bytes()[:100])
+    mended = listen("mended")
+    assert calls
+    assert all(torch.equal(a, b) for a, b in zip(first, mended, strict=True))
+    assert files() == kept
+    listen("others", held_out=["b"])
+    assert calls  # another bank
+    assert kept < files()
+    largest = max(file.stat().st_size for file in kept)
+    listen("bounded", front_gb=2.2 * largest / 2**30, batch_seconds=3.0)
+    assert not kept & files()  # the oldest go
+    assert sum(file.stat().st_size for file in files()) <= 2.2 * largest
+    assert not list((tmp_path / "cache").glob("*.part"))
+
+
+def test_what_cannot_begin_leaves_nothing_and_may_be_put_right(desk, tmp_path):
+    out = tmp_path / "runs" / "first"
+    with pytest.raises(LpaError, match="there is nothing to train on; add --data"):
+        convert(config_for(desk, "best", sources=[]), out)
+    assert not out.exists()
+    with pytest.raises(LpaError, match="has no position embedding"):
+        convert(config_for(desk, "best", model="wav2vec2", positions=False), out)
+    assert not out.exists()
+    with pytest.raises(LpaError, match="GB of memory"):
+        convert(config_for(desk, "best", front_gb=1e-5), out)
+    assert not out.exists()
+    convert(config_for(desk, "none"), out)
+    with pytest.raises(LpaError, match="differs in"):
+        convert(config_for(desk, "none", seed=5), out)
+    assert (out / "result.json").is_file()  # what has been made stays
+
+
 def test_gates_can_harden_in_the_final_tuning(desk):
     given = {"order": "0", "layers": 0, "mixer_config": {"heads": 2}, "final_epochs": 1.0, "final_tau": 0.05}
     convert(config_for(desk, "paper", **given), desk / "hardened")

@@ -74,6 +74,19 @@ def test_a_choice_says_what_it_predicts_and_lists_the_easiest_first():
     assert [s["index"] for s in describe(plan(LAYERS, loss=0.0), "kl", {})["swaps"]] == []
 
 
+def test_points_are_predicted_whatever_is_measured():
+    def row(mixer, kl, points):
+        return option({"mixer": mixer, "mflop_per_second": 1.0, "config": {}, "kl": kl, "wer_points": points}, "kl")
+
+    chosen = [Option("attention", 300.0, 0.0, points=0.0), row("pyramid", 0.2, 0.7), row("ladder", 0.1, -0.4)]
+    found = describe(chosen, "kl", {}, layers=[1, 4, 5])
+    assert found["predicted"] == {"kl": pytest.approx(0.3), "mflop_per_second": 302.0, "wer_points": 0.7}
+    assert [swap["index"] for swap in found["swaps"]] == [5, 4]  # by their place in the model
+    assert [layer["layer"] for layer in found["layers"]] == [1, 4, 5]
+    unknown = describe([*chosen, row("lpa", 0.1, None)], "kl", {})
+    assert "wer_points" not in unknown["predicted"]
+
+
 def test_a_gain_counts_as_no_loss_and_a_missing_figure_is_an_error():
     row = {"mixer": "pyramid", "mflop_per_second": 1.0, "config": {}, "wer_points": -0.5, "kl": None}
     assert option(row, "wer_points").loss == 0.0

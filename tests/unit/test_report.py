@@ -156,10 +156,10 @@ def test_without_records_the_page_says_what_to_type():
     made = items([])
     open_ones = [item for item in made.values() if item.verdict.mark == MISSING]
     assert len(open_ones) >= 10
-    commands = {word for item in open_ones for word in re.findall(r"`(lpa [^`]+)`", item.verdict.why)}
+    commands = {word for item in open_ones for word in re.findall(r"`(lpa [^`]+)`", item.verdict.what)}
     assert {"lpa bench model --record", "lpa bench roofline --record"} <= commands
     assert all(
-        f"not measured yet</span>: {'run' if '`lpa' in i.verdict.why else 'needs'}" in render([]) for i in open_ones
+        f"not measured yet</span>: {'run' if '`lpa' in i.verdict.what else 'needs'}" in render([]) for i in open_ones
     )
     assert made["table-5"].verdict.mark == IMPOSSIBLE
 
@@ -206,12 +206,12 @@ def test_verdicts_follow_the_figures():
     assert judge_wall(figures(report_records.PAPER_WER)).mark == REPRODUCED
     flat = judge_wall(figures([9 + 0.1 * n for n in range(11)]))
     assert flat.mark == DIFFERENT
-    assert "no wall" in flat.why
+    assert "no wall" in flat.what
     assert judge_wall(figures([9, 10])).mark == MISSING
     assert judge_ablation(figures(report_records.ROWS)).mark == REPRODUCED
     worse = judge_ablation(figures((52, 30, 21, 18, 16, 17, 14, 14)))
     assert worse.mark == DIFFERENT
-    assert "periodic and positional gates cost something" in worse.why
+    assert "something lost by periodic and positional gates" in worse.what
     assert judge_sweep({n: 0.01 * 2**n for n in range(12)}).mark == REPRODUCED
     assert judge_sweep({n: 0.1 for n in range(12)}).mark == DIFFERENT
 

@@ -211,6 +211,21 @@ def test_loading_draws_no_random_numbers(tmp_path):
     assert torch.equal(torch.rand(3), want)
 
 
+def test_a_folder_loads_with_other_settings_and_a_hub_model_keeps_its_own(tmp_path):
+    from lpa import families
+
+    save(make("whisper"), tmp_path / "model")
+    loaded = families.load(tmp_path / "model", config={"dropout": 0.25})
+    assert loaded.base()["dropout"] == 0.25
+    assert families.load(tmp_path / "model").base()["dropout"] != 0.25
+    with pytest.raises(LpaError, match="whisper has no setting droopout"):
+        families.load(tmp_path / "model", config={"droopout": 0.25})
+    (tmp_path / "hub").mkdir()
+    (tmp_path / "hub" / "config.json").write_text("{}")
+    with pytest.raises(LpaError, match="is no lpa model folder, so its settings stay; leave out dropout"):
+        families.load(tmp_path / "hub", config={"dropout": 0.25})
+
+
 def test_load_in_another_precision(tmp_path):
     folder = save(make("wav2vec2"), tmp_path / "m")
     model = lpa.load(folder, dtype=torch.bfloat16)
