@@ -39,6 +39,8 @@ SEEDS = (0, 1, 2)
 SCALED = {"warm_epochs": 0.08, "settle_epochs": 0.24, "align_epochs": 0.16, "final_epochs": 0.32}
 EPOCH = 16_900  # seconds of the speakers who are not held out
 ROWS = 8  # of the ablation
+WIDTHS = (32, 64, 128)  # of windows, frames on either side
+MIXERS = ("ladder", "anchored", "conv", "summary")
 HARDENED = 0.02  # temperature at which gates are as good as hard
 JOINS = ("--join", "5", "--join", "20", "--join", "60", "--join", "180", "--join", "600")
 TAUS = ("--tau", "0.5", "--tau", "0.1", "--tau", "0.01", "--tau", "hard")
@@ -67,8 +69,8 @@ class Table:
         self.given = [part for text in options.set for part in ("--set", text)]
         self.plain = [*speech, *settings(**kept)]
         mixed = ["--data", str(options.synthetic), *settings(shares="[0.25,0.75]")] if options.synthetic else []
-        masks = settings(**{"train.time_masks": 4.0, "train.time_mask_seconds": 0.3}, batch_seconds=100)
-        self.best = ["--recipe", "best", *self.plain, *mixed, *masks]
+        self.shipped = ["--recipe", "best", *self.plain]
+        self.best = [*self.shipped, *mixed]
         scaled = {name: epochs * options.scale for name, epochs in SCALED.items()}
         self.paper = ["--recipe", "paper", *self.plain, *settings(**scaled, batch_seconds=64), "--layers", "8"]
         self.swept = settings(**{"train.epoch_seconds": EPOCH * options.scale})
@@ -91,6 +93,7 @@ class Table:
         self.headlines()
         self.of_the_paper()
         self.rivals()
+        self.rates()
         self.enhancement()
         self.little_training()
         self.planner()
@@ -128,12 +131,27 @@ class Table:
 
     def rivals(self) -> None:
         """As many keys as the pyramid has windows, more of them, and mixers without keys."""
-        widths = {f"window{side}": ["--mixer", "window", *settings(**{"mixer_config.side": side})] for side in (32, 64)}
-        others = {mixer: ["--mixer", mixer] for mixer in ("summary", "conv")}
+        widths = {f"window{side}": ["--mixer", "window", *settings(**{"mixer_config.side": side})] for side in WIDTHS}
+        others = {mixer: ["--mixer", mixer] for mixer in MIXERS}
         for name, mixer in {**widths, **others}.items():
             self.convert(f"all-{name}", self.wave, *self.wave_training(), *mixer)
             self.convert(f"default-{name}", self.whisper, *self.whisper_training(), *mixer)
         self.convert("default-positions", self.whisper, *self.wave_training())  # what the positions cost
+
+    def rates(self) -> None:
+        """The recipe as it comes, on dev-clean alone; more gently for longer; and at twice the rate."""
+        changed = {
+            "plain": self.shipped,
+            "gentle": [*self.best, *settings(settle_epochs=2 * self.options.epochs, lr=self.options.lr / 4)],
+            "fast": [*self.best, *settings(settle_epochs=self.options.epochs, lr=2 * self.options.lr)],
+        }
+        for name, how in changed.items():
+            for seed in SEEDS:
+                seeded = settings(seed=seed)
+                self.convert(f"all-{name}-{seed}", self.wave, *how, *seeded)
+                self.convert(f"default-{name}-{seed}", self.whisper, *how, *settings(positions="false"), *seeded)
+                for model in ("all", "default"):
+                    self.control(f"{model}-{name}-{seed}")
 
     def of_the_paper(self) -> None:
         """The ablation, of which two rows differ in nothing but the order; a third order, and SummaryMixing."""
@@ -145,6 +163,8 @@ class Table:
         self.convert("paper-random", self.wave, *self.paper, "--order", "random:0")
         self.convert("paper-hard", *swept, *settings(final_tau=HARDENED), after=sweep / "sweep.json")
         self.convert("paper-summary", *swept, "--mixer", "summary", after=sweep / "sweep.json")
+        for name in ("paper-all", "ablate/row-7", "ablate/row-6", "paper-random"):
+            self.control(name)
 
     def enhancement(self) -> None:
         """The attention across the chunks of a SepFormer that has none left within them."""
@@ -186,10 +206,14 @@ def measurements(options: argparse.Namespace) -> list[Job]:
     speech = [run for run in runs if not run.name.startswith("enhance")]
     models = sorted(run / "model" for run in [*speech, *(options.runs / step for step in steps)])
     kinds: list[tuple[str, tuple[str, ...], list[Path]]] = [("whole", (), models)]
-    rivals = ("window32", "window64", "conv", "summary")
-    joined = ["eight-0", "all-0", "all-0-control", "default-0", "ablate/row-7"]
+    rivals = (*(f"window{side}" for side in WIDTHS), *MIXERS)
+    converted = ["eight-0", "all-0", "default-0", "all-plain-0", "default-gentle-0", "ablate/row-7", "paper-all"]
+    kept = [f"{name}-control" for name in converted]
+    joined = [*converted, *kept, "all-free", "all-free-window32"]
     joined += [f"{name}-{rival}" for name in ("all", "default") for rival in rivals]
     kinds.append(("join", JOINS, [options.runs / name / "model" for name in joined]))
+    unbounded = ["eight-0", "ablate/row-7", "paper-all", *kept]  # long recordings do them no good: cut for them, too
+    kinds.append(("chunk", (*JOINS, "--chunk", "20"), [options.runs / name / "model" for name in unbounded]))
     kinds.append(("tau", TAUS, [options.runs / name / "model" for name in ("ablate/row-7", "paper-hard")]))
     jobs = []
     for kind, more, chosen in kinds:

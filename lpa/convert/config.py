@@ -39,7 +39,10 @@ RECIPES: dict[str, dict[str, Any]] = {
         "order": "kl",
         "progressive": False,
         **NO_STEPS,
-        "settle_epochs": 12.0,
+        "settle_epochs": 4.0,
+        "lr": 2e-4,
+        "batch_seconds": 100.0,  # many small steps: at as much speech, better than a quarter of them
+        "train": {"time_masks": 4.0, "time_mask_seconds": 0.3},
         "ffn": 0.3,
         "rest": 0.3,
         "ctc_weight": 0.5,
