@@ -193,8 +193,11 @@ def test_what_is_finished_is_measured_once(table):
     jobs = convert_table.measurements(table)
     measured = [(job.name.split()[0], job.command[2].removeprefix(f"{table.runs}/")) for job in jobs]
     assert sorted(measured) == [
+        ("chunk", "ablate/row-7/model"),
+        ("chunk", "default-0-control/model"),
         ("join", "ablate/row-7/model"),
         ("join", "all-0/model"),
+        ("join", "default-0-control/model"),
         ("tau", "ablate/row-7/model"),
         ("whole", "ablate/row-7/model"),
         ("whole", "all-0/model"),
