@@ -28,7 +28,8 @@ LONGEST_MARGIN = 8.0  # seconds of reach that are heard
 FADE = 0.02  # seconds over which one block's output goes over into the next's
 PIECE = 1 << 16  # samples read, or written, at a time
 FORMS = {"wav": "WAV", "flac": "FLAC"}
-DEPTHS = ("PCM_16", "PCM_24", "PCM_32", "FLOAT", "DOUBLE")  # kept where the output's form has them
+LARGEST_WAV = (1 << 32) - (1 << 16)  # bytes of samples; what is larger is a wav of the form RF64
+DEPTHS = {"PCM_16": 2, "PCM_24": 3, "PCM_32": 4, "FLOAT": 4, "DOUBLE": 8}  # bytes; kept where the form has them
 
 Progress = Callable[[float], None]  # called with the seconds of audio that are done
 
@@ -239,6 +240,8 @@ def write(store: BinaryIO, gain: np.ndarray, path: Path, target: Path, like: sou
     """Samples that were stored one after another, times their gain, as an audio file of the target's form."""
     form = FORMS[target.suffix[1:]]
     depth = like.subtype if like.subtype in DEPTHS and soundfile.check_format(form, like.subtype) else "PCM_16"
+    if form == "WAV" and os.fstat(store.fileno()).st_size // 4 * DEPTHS[depth] > LARGEST_WAV:
+        form = "RF64"
     with soundfile.SoundFile(path, "w", like.samplerate, like.channels, depth, format=form) as out:
         while chunk := store.read(PIECE * 4 * like.channels):
             out.write(np.frombuffer(chunk, "<f4").reshape(-1, like.channels) * gain)
@@ -248,8 +251,8 @@ def enhance_files(
     files: Sequence[str], model: str, out: Path, *, form: str | None = None, block: float = BLOCK, device: str = "cpu"
 ) -> int:
     """`lpa enhance`: one file each in `out`, progress and errors on stderr. How many files failed."""
-    if not block > 0:
-        raise LpaError(f"a block of {block:g} s is no block; take a second or more")
+    if not 0 < block < math.inf:
+        raise LpaError(f"a block of {block:g} s is no block; take some seconds")
     targets = name_outputs(files, out, form)
     loaded = load(model, device)
     failed = 0

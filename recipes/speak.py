@@ -216,12 +216,13 @@ class CudaVoice:
             torch.cuda.empty_cache()  # lengths differ from shard to shard, and others want the memory
         return clips, speakers
 
-    def sound(self, z, who, frames) -> list[np.ndarray]:
+    def sound(self, z, who, frames, half: bool = True) -> list[np.ndarray]:
         import torch
 
         longest = int(frames.max())
         z, mask = z[..., :longest], (torch.arange(longest, device=self.device) < frames[:, None]).float()[:, None]
-        with torch.inference_mode(), torch.autocast(self.device, torch.float16, enabled=self.device == "cuda"):
+        half = half and self.device == "cuda"
+        with torch.inference_mode(), torch.autocast(self.device, torch.float16, enabled=half):
             wave = self.decode(self.flow(z, mask, who), mask, who)[:, 0].float()
             # Resampled by cutting the spectrum: a length that is a whole number of both rates' smallest common step.
             step = math.gcd(self.rate, RATE)
@@ -233,7 +234,9 @@ class CudaVoice:
             wave = torch.fft.irfft(spectrum, steps * new)
             peak = wave.abs().amax(1, keepdim=True)
             if not peak.isfinite().all():
-                raise FloatingPointError("the voice gave something that is no number, in half precision")
+                if half:  # too loud somewhere inside for its range
+                    return self.sound(z, who, frames, half=False)
+                raise FloatingPointError("the voice gave something that is no number")
             wave = wave * (30000 / peak.clamp(min=1e-3))
             wave = wave.round().to(torch.int16).cpu().numpy()
         samples = frames.cpu().numpy() * 256 * new // old

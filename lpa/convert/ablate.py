@@ -54,6 +54,11 @@ def ablate(
     """
     out, began = Path(out), time.monotonic()
     found: list[dict[str, Any]] = []
+    if config.mixer != "lpa":
+        raise LpaError(
+            f"the table takes the paper's pulses apart, the mixer lpa, and not {config.mixer}; "
+            "start from --recipe paper, or add --set mixer=lpa"
+        )
     table_rows = rows(config)
     if only is not None and only >= len(table_rows):
         raise LpaError(f"the table has rows 0 to {len(table_rows) - 1}, and no row {only}")

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -17,7 +21,9 @@ Data = Annotated[
     list[str] | None, typer.Option("--data", help="LibriSpeech folder, JSONL manifest, shards; may be given again.")
 ]
 Out = Annotated[Path, typer.Option(help="Run folder; the same command again goes on where it was.")]
-HeldOut = Annotated[str, typer.Option(help="Speakers kept out of training, A,B,C: what is measured is theirs.")]
+HeldOut = Annotated[
+    str, typer.Option(help="Speakers kept out of training, A,B,C, to be measured on; unnamed: a tenth of them.")
+]
 Mixer = Annotated[str | None, typer.Option(help="What takes attention's place; for `convert` also one a layer: A,B,C.")]
 Set = Annotated[list[str] | None, typer.Option("--set", help="key=value, over the recipe's own.")]
 Minutes = Annotated[float, typer.Option(min=0, help="Stop after this long; the same command goes on. 0: no limit.")]
@@ -44,11 +50,15 @@ def sweep(
     as_json: Json = False,
 ) -> None:
     """Measure how well a mixer can stand in for each layer's attention, one layer at a time."""
+    from dataclasses import replace
+
     from .sweep import render
     from .sweep import sweep as run
 
     config = _sweep_config(model, data, mixer, held_out, overrides, max_minutes)
-    found = run(config, out, results if record else None)
+    config = replace(config, mixer_config=config.settings(config.mixer))
+    with _going_on():
+        found = run(config, out, results if record else None)
     if found is not None:
         _show(found, render, as_json)
 
@@ -68,14 +78,19 @@ def convert(
     max_minutes: Minutes = 0.0,
     record: Record = False,
     results: Results = RESULTS,
+    as_json: Json = False,
 ) -> None:
     """Replace attention layer by layer, as a recipe says, and keep what each step gave."""
     from .config import read
     from .loop import convert as run
+    from .loop import essentials
 
     given = {"model": model, "sources": data, "held_out": _speakers(held_out), "layers": layers, "budget": budget}
     given |= {"mixer": mixer, "order": order, "plan": plan, "max_minutes": max_minutes}
-    print(run(read(recipe, overrides or (), **given), out, results if record else None))
+    config = read(recipe, overrides or (), **given)
+    with _going_on():
+        folder = run(config, out, results if record else None)
+    _tell(json.dumps(essentials(out)) if as_json else folder)
 
 
 def control(
@@ -90,16 +105,17 @@ def control(
     from .control import compare
     from .control import control as start
 
-    folder = start(run, out, results if record else None, max_minutes)
+    with _going_on():
+        folder = start(run, out, results if record else None, max_minutes)
     both = compare(run, out)
     if as_json:
-        print(json.dumps(both))
+        _tell(json.dumps(both))
     elif both is None or both["points"] is None:
-        print(folder)
+        _tell(folder)
     else:
         values = [both[name + both["measure"]] for name in ("", "control_")]
         unit = {"wer": "%"}.get(both["measure"], "dB")
-        print(f"converted {values[0]:.2f} {unit}, control {values[1]:.2f} {unit}, {both['points']:+.2f} points")
+        _tell(f"converted {values[0]:.2f} {unit}, control {values[1]:.2f} {unit}, {both['points']:+.2f} points")
 
 
 def ablate(
@@ -123,7 +139,8 @@ def ablate(
 
     given = {"model": model, "sources": data, "held_out": _speakers(held_out), "layers": layers}
     config = read(recipe, overrides or (), **given, max_minutes=max_minutes)
-    found = run(config, out, results if record else None, row)
+    with _going_on():
+        found = run(config, out, results if record else None, row)
     if found is not None:
         _show(found, render, as_json)
 
@@ -135,10 +152,12 @@ def plan(
     budget: Annotated[float | None, typer.Option(help="Most that may be lost in all, in units of --measure.")] = None,
     mflop: Annotated[float | None, typer.Option(help="Most that mixing may cost: MFLOP a second of audio.")] = None,
     measure: Annotated[str, typer.Option(help="What a layer loses: wer (points), kl or relative.")] = "wer",
-    mixer: Annotated[list[str] | None, typer.Option(help="The mixers to choose from.")] = None,
+    mixer: Annotated[list[str] | None, typer.Option(help="The mixers to choose from, A,B,C or one each time.")] = None,
     held_out: HeldOut = "",
     overrides: Set = None,
     max_minutes: Minutes = 0.0,
+    record: Record = False,
+    results: Results = RESULTS,
     as_json: Json = False,
 ) -> None:
     """Choose a mixer for each layer: the cheapest within a loss, or the best at a price. `convert --plan` takes it."""
@@ -147,8 +166,10 @@ def plan(
     if (budget is None) == (mflop is None):
         raise LpaError("give one budget: --budget (what may be lost) or --mflop (what it may cost)")
     config = _sweep_config(model, data, None, held_out, overrides, max_minutes)
-    names = mixer or ["lpa", "ladder", "pyramid", "window"]
-    found = make_plan(config, names, out, measure=measure, loss=budget, cost=mflop)
+    named = [name.strip() for text in mixer or ["lpa,ladder,pyramid,window"] for name in text.split(",")]
+    names, folder = list(dict.fromkeys(named)), results if record else None
+    with _going_on():
+        found = make_plan(config, names, out, measure=measure, loss=budget, cost=mflop, record=folder)
     if found is not None:
         _show(found, render, as_json)
 
@@ -183,10 +204,31 @@ def _speakers(text: str) -> list[str] | None:
     return [name.strip() for name in text.split(",")] if text else None
 
 
+@contextmanager
+def _going_on() -> Iterator[None]:
+    """Inside, what is interrupted is told that nothing is lost."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if _main():
+            print("stopped; the same command goes on where it was", file=sys.stderr)
+        raise
+
+
+def _main() -> bool:
+    """Of several processes that do a command together the one that answers. Known before torch is there to be asked."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def _tell(answer: Any) -> None:
+    if _main():
+        print(answer)
+
+
 def _show(found, render, as_json: bool) -> None:
     from rich.console import Console
 
     if as_json:
-        print(json.dumps(found))
-    else:
+        _tell(json.dumps(found))
+    elif _main():
         Console().print(render(found))

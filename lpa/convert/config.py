@@ -24,6 +24,8 @@ DECIDED = (  # settings of the training loop that are the conversion's own
     *("lr_scale", "warmup", "batch_seconds", "ctc_weight", "kl_weight", "hidden_weight", "temperature"),
     *("eval_every", "minutes", "max_minutes"),
 )
+# what a plan decides, so that it cannot be asked for beside one
+PLANNED = ("layers", "order", "mixer", "mixer_config", "kind", "allocate", "sweep")
 NO_STEPS = {"warm_epochs": 0.0, "settle_epochs": 0.0, "align_epochs": 0.0, "final_epochs": 0.0}
 FINE = {
     "block": 32,
@@ -66,7 +68,9 @@ class Run:
     model: str = option("", "model folder, Hugging Face folder or hub id")
     sources: tuple[str, ...] = option((), "where speech comes from")
     shares: tuple[float, ...] = option((), "each source's share of the seconds heard; empty: all of it once an epoch")
-    held_out: tuple[str, ...] = option((), "speakers that are measured on and never trained on")
+    held_out: tuple[str, ...] = option(
+        (), "speakers that are measured on and never trained on; empty: where anything is trained, a tenth of them"
+    )
     mixer: str = option("lpa", "what takes attention's place; in a conversion also one a layer, A,B,C")
     mixer_config: dict[str, Any] = option(
         {}, "its settings that differ from the defaults; or a table for each of several, window = {side = 16}"
@@ -120,6 +124,10 @@ class Run:
         alone = {} if "," in self.mixer else {k: v for k, v in self.mixer_config.items() if k not in tables}
         return {**tables.get(mixer, {}), **alone}
 
+    def facts(self) -> dict[str, Any]:
+        """What a record says of the run that it comes from."""
+        return {"model": self.model, "data": ", ".join(self.sources), "seed": self.seed, "config": self.to_dict()}
+
     def to_dict(self) -> dict[str, Any]:
         return json.loads(json.dumps(dataclasses.asdict(self)))
 
@@ -128,6 +136,7 @@ class Run:
         data = self.to_dict()
         free = {f.name for f in dataclasses.fields(TrainConfig) if f.metadata["free"]}
         data["train"] = {k: v for k, v in data["train"].items() if k not in free}
+        data["held_out"] = sorted(data["held_out"])  # a set: it may be written in another order
         return {f.name: data[f.name] for f in dataclasses.fields(self) if not f.metadata["free"]}
 
 
@@ -196,8 +205,8 @@ class ConvertConfig(Run):
             raise LpaError(f"fade is a share of a stage and minutes are 0 or more, not {self.fade} and {self.minutes}")
         if self.layers < 0:
             raise LpaError(f"layers must be 0 (all) or more, not {self.layers}")
-        if self.trains and not self.held_out:
-            raise LpaError("a conversion that trains is judged on speakers it does not hear; name them: --held-out A,B")
+        if not self.budget >= 0:  # so that nan fails
+            raise LpaError(f"budget must be 0 (no limit) or more, not {self.budget:g}")
         if self.budget and not self.sources:
             raise LpaError("a WER budget needs data to measure on; add --data")
         if self.trains and not (self.ctc_weight or self.kl_weight or self.hidden_weight):
@@ -233,11 +242,21 @@ def read(recipe: str, overrides: Iterable[str] = (), **given: Any) -> ConvertCon
 
     On top of it go what is `given`, then `key=value` overrides.
     """
-    known = {key: value for key, value in given.items() if value is not None}
+    known, overrides = {key: value for key, value in given.items() if value is not None}, tuple(overrides)
+    if "budget" in known and not known["budget"] > 0:
+        raise LpaError(f"--budget must be above 0, not {known['budget']:g}; for no limit leave it out")
     config = override(ConvertConfig, {**start_from(recipe), **known}, overrides, recipe)
+    typed = {key: f"--{key}" for key in known} | {key_of(text): f"--set {text}" for text in overrides}
+    if config.plan and (twice := [words for key, words in typed.items() if key in PLANNED]):
+        raise LpaError(f"a plan says which mixer goes where, and in which order; leave out {', '.join(twice)}")
     if "," in config.mixer:
         return config
     return dataclasses.replace(config, mixer_config=config.settings(config.mixer))  # no other mixer's
+
+
+def key_of(override: str) -> str:
+    """The key that a `key=value` or `key.more=value` sets."""
+    return override.partition("=")[0].partition(".")[0].strip()
 
 
 def override(cls: Any, data: dict[str, Any], overrides: Iterable[str], source: str = "recipe") -> Any:

@@ -47,13 +47,23 @@ def convert(config: ConvertConfig, out: Path, record: Path | None = None) -> Pat
     """A whole conversion, to the model folder OUT/model (OUT itself where time was up). `record`: folder of records."""
     if config.trains and not config.sources:
         raise LpaError("there is nothing to train on; add --data")
-    with started(config, Path(out)) as session:
+    with started(config, Path(out), config.trains) as session:
+        config = dataclasses.replace(config, held_out=session.config.held_out)
         try:
             Conversion(config, session, record).run()
         except TimeUp:
             session.say("time is up; the same command goes on")
             return session.out
         return session.out / "model"
+
+
+def essentials(out: Path) -> dict[str, Any]:
+    """What a conversion came to, for programs: its result without the steps on the way."""
+    if not (out / "result.json").is_file():
+        return {"finished": False, "out": str(out)}
+    result = {name: value for name, value in read_json(out / "result.json").items() if name not in ("steps", "final")}
+    held_out = read_json(out / "config.json")["held_out"]
+    return {"finished": True, "model": str(out / "model"), **result, "held_out": held_out}
 
 
 class Conversion:
@@ -68,6 +78,7 @@ class Conversion:
         self.steps: list[tuple[int, ...]] = []
         self.sites = 0  # layers of the model
         self.already: dict[int, Swap] = {}  # those that an earlier conversion has replaced
+        self.exceeded: int | None = None  # the step that was beyond the budget
         self.table = progress.Steps(0, False, session.measure)
 
     @property
@@ -109,8 +120,23 @@ class Conversion:
             found = self.recorded(number)
             self.table.add(found, ran)
             if self.config.budget and not self.session.measure.no_worse(found[self.key], self.config.budget):
+                self.exceeded = number
+                self.session.say(self.beyond(number, steps))
                 return number - 1
         return len(steps)
+
+    def beyond(self, number: int, steps: list[tuple[int, ...]]) -> str:
+        """What a budget stop means: what is kept, and how to come further."""
+        label, value = self.session.measure.label, self.recorded(number)[self.key]
+        kept = ", ".join(str(i) for group in steps[: number - 1] for i in group)
+        what = f"step {number - 1} (layers {kept})" if kept else "the model as it was"
+        how = "allow more with --budget, or train for longer"
+        if len(steps[number - 1]) > 1:
+            how += ", or stop part of the way with --set progressive=true"
+        return (
+            f"step {number} is beyond the budget: {label} {value:.2f} against {self.config.budget:g}; kept is {what}; "
+            f"to come further {how}, in another --out"
+        )
 
     def step(self, number: int, new: tuple[int, ...], done: list[int]) -> None:
         """Swap the new layers and train, starting from what the step before has saved: a resumed run does the same."""
@@ -175,6 +201,7 @@ class Conversion:
             f"{self.key}_before": before,
             "replaced": sorted(replaced),
             "attention_kept": self.config.keep_attention,
+            "exceeded": self.exceeded,
             "steps": steps,
             "final": ran,
             "predicted": predicted,
@@ -376,12 +403,9 @@ class Conversion:
         records.write(
             kind,
             what=what,
-            model=self.config.model,
-            data=", ".join(self.config.sources),
-            seed=self.config.seed,
             figures=figures,
             folder=self.record,
-            config=self.config.to_dict(),
+            **self.config.facts(),
             network={"layers": self.sites, "mixers": sorted({s.mixer for s in (self.already | self.swaps).values()})},
             **told,
         )
@@ -421,10 +445,12 @@ class Conversion:
         return [Swap(i, mixers[i], self.settings(mixers[i], swept.get(i, {}))) for i in chosen]
 
     def settings(self, mixer: str, row: dict[str, Any]) -> dict[str, Any]:
-        given = {**self.config.settings(mixer), **(row.get("allocation", {}) if self.config.allocate else {})}
-        if not self.config.positions and hasattr(resolve(mixer)[1], "places"):
-            given.setdefault("places", True)
-        return resolve(mixer, given)[1].to_dict()
+        allocated = row.get("allocation", {}) if self.config.allocate else {}
+        return resolve(mixer, {**self.placed(mixer), **self.config.settings(mixer), **allocated})[1].to_dict()
+
+    def placed(self, mixer: str) -> dict[str, Any]:
+        """What a mixer needs where positions are gone: scores of its own for distances, if it knows such."""
+        return {"places": True} if not self.config.positions and hasattr(resolve(mixer)[1], "places") else {}
 
     def swept(self) -> dict[int, dict[str, Any]]:
         if self.config.sweep:
@@ -436,6 +462,9 @@ class Conversion:
     def planned(self) -> tuple[list[Swap], dict[str, Any]]:
         choice = read_json(Path(self.config.plan))
         try:
-            return [Swap(**entry) for entry in choice["swaps"]], choice["predicted"]
+            swaps, predicted = [Swap(**entry) for entry in choice["swaps"]], choice["predicted"]
         except (TypeError, KeyError):
             raise LpaError(f"{self.config.plan} is no choice.json of `lpa plan`") from None
+        # mixers were swept where there are positions, so their settings say nothing of being without
+        configs = [resolve(s.mixer, {**(s.config or {}), **self.placed(s.mixer)})[1].to_dict() for s in swaps]
+        return [Swap(s.index, s.mixer, config) for s, config in zip(swaps, configs, strict=True)], predicted

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from .. import records
 from ..errors import LpaError, choose
-from .config import SweepConfig, write_json
+from .config import RECIPES, SweepConfig, read_json, write_json
 
 MEASURES = {"wer": "wer_points", "kl": "kl", "relative": "relative"}  # what a layer's loss is -> its name in a sweep
 FRONT = 50_000  # states kept; beyond it only the cheapest of equally heavy ones: feasible still, and hardly dearer
@@ -79,30 +81,56 @@ def make_plan(
     measure: str = "wer",
     loss: float | None = None,
     cost: float | None = None,
+    record: Path | None = None,
 ) -> dict[str, Any] | None:
-    """Sweep every mixer as it would be used (into OUT/NAME), choose, write OUT/choice.json; None where time was up."""
-    from ..mixers import resolve
-    from .sweep import sweep
+    """Sweep every mixer as it would be used (into OUT/NAME), choose, write OUT/choice.json; None where time was up.
 
-    key = choose(measure, MEASURES, "measure")
-    for name in mixers:
-        resolve(name, config.settings(name))  # what is wrong with any is told before the first is swept
+    Settings of a mixer that are not given are those of the recipe `best`. `record`: folder of records.
+    """
+    from .session import started
+    from .sweep import epochs_of, sweep
+
+    key, out, began = choose(measure, MEASURES, "measure"), Path(out), time.monotonic()
+    settings = {name: {**RECIPES["best"]["mixer_config"].get(name, {}), **config.settings(name)} for name in mixers}
+    alone = replace(config, provision=0, l1=0.0, l2=0.0)
+    sweeps = [replace(alone, mixer=name, mixer_config=given) for name, given in settings.items()]
+    trains = any([epochs_of(one) > 0 for one in sweeps])  # of all: what is wrong with any is told before the first
     swept = []
-    for name in mixers:
-        settings = replace(config, mixer=name, mixer_config=config.settings(name), provision=0, l1=0.0, l2=0.0)
-        found = sweep(settings, Path(out) / name)
-        if found is None:
-            return None
-        swept.append(found["layers"])
-    layers = [row["layer"] for row in swept[0]]
-    options = [
-        [attention, *(option(row, key) for row in rows)]
-        for attention, rows in zip(attentions(config.model, layers), zip(*swept, strict=True), strict=True)
-    ]
-    chosen = plan(options, loss=loss, cost=cost)
-    found = describe(chosen, measure, {"loss": loss, "mflop_per_second": cost}, layers)
-    write_json(Path(out) / "choice.json", found)
+    with started(replace(config, mixer="", mixer_config={}), out, trains) as session:  # all hold the same speakers out
+        for one in sweeps:
+            left = config.max_minutes and max(1e-9, config.max_minutes - (time.monotonic() - began) / 60)
+            one = replace(one, held_out=session.config.held_out, max_minutes=left)
+            found = sweep(one, out / one.mixer, record)
+            if found is None:
+                return None
+            swept.append(found["layers"])
+        layers = [row["layer"] for row in swept[0]]
+        options = [
+            [attention, *(option(row, key) for row in rows)]
+            for attention, rows in zip(attentions(config.model, layers), zip(*swept, strict=True), strict=True)
+        ]
+        chosen = plan(options, loss=loss, cost=cost)
+        found = describe(chosen, measure, {"loss": loss, "mflop_per_second": cost}, layers)
+        path = out / "choice.json"
+        if session.main and not (path.is_file() and read_json(path) == found):
+            write_json(path, found)
+            if record is not None:
+                held_out, names = session.config.held_out, ",".join(settings)
+                write_record(replace(alone, mixer=names, mixer_config=settings, held_out=held_out), found, record)
     return found
+
+
+def write_record(config: SweepConfig, found: dict[str, Any], folder: Path) -> None:
+    """What a plan is predicted to do; what it then did, `convert --plan` records."""
+    records.write(
+        "plan",
+        what=f"prediction by {found['measure']}",
+        figures={**found["predicted"], "layers": len(found["swaps"])},
+        folder=folder,
+        **config.facts(),
+        budget=found["budget"],
+        choice=[row["mixer"] for row in found["layers"]],
+    )
 
 
 def option(row: dict[str, Any], key: str) -> Option:

@@ -1,4 +1,7 @@
-"""The table of a conversion's steps on stderr while it runs: rich on a terminal, else a line a step. No torch."""
+"""The table of a conversion's steps on stderr while it runs: rich on a terminal, else a line a step. No torch.
+
+The table grows by a row a step and is not drawn again: between two rows are the bars of the training loop.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ class Steps:
         if sys.stderr.isatty():
             from rich.console import Console
 
-            Console(stderr=True).print(self.render())
+            Console(stderr=True).print(self.render(record))
         else:
             layers = ", ".join(map(str, record["layers"])) or "none"
             left = self.left()
@@ -50,18 +53,18 @@ class Steps:
             return ""
         return f"{(time.monotonic() - self.began) / ran * rest / 60:.1f} min"
 
-    def render(self):
+    def render(self, row: dict[str, Any]):
+        """A row of the table, the first with the names of the columns above it."""
         from rich.table import Table
 
-        left = self.left()
-        table = Table(caption=f"{left} left" if left else None)
-        for name in ("step", "layers", self.label, "seconds", ""):
-            table.add_column(name, justify="right")
-        for row in self.rows:
-            undone = "alignment undone" if any(s["reverted"] for s in row["stages"]) else ""
-            layers = ", ".join(map(str, row["layers"]))
-            judged = shown(row[self.measure])
-            table.add_row(f"{row['step']}/{self.steps}", layers, judged, f"{row['seconds']:.0f}", undone)
+        table = Table(box=None, show_header=row is self.rows[0], padding=(0, 2, 0, 0))
+        for name, width in (("step", 7), (self.label, 12), ("seconds", 7), ("left", 10)):
+            table.add_column(name, justify="right", width=width)  # of all rows alike
+        table.add_column("layers")
+        undone = " (alignment undone)" if any(s["reverted"] for s in row["stages"]) else ""
+        layers = ", ".join(map(str, row["layers"])) or "none"
+        took = f"{row['seconds']:.0f}"
+        table.add_row(f"{row['step']}/{self.steps}", shown(row[self.measure]), took, self.left(), layers + undone)
         return table
 
     def end(self, value: float | None) -> None:

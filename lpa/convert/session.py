@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 import math
 import os
+import platform
 import sys
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -29,12 +32,19 @@ from ..families.base import SpeechModel
 from ..feed import Feed, Kept
 from ..journal import list_left_out
 from ..recipe import TrainConfig
-from ..sources import open_source
+from ..sources import open_source, open_sources
 from ..task import TASKS, Measure, task_of
 from .config import Run, read_json, settle, write_json
 from .stages import FRONT
 
+try:
+    import fcntl
+except ImportError:  # Windows: there a folder cannot be claimed
+    fcntl = None  # type: ignore[assignment]
+
+CLAIM = "in-use"  # the file in a run folder that the process at work there holds a lock on
 BEGUN = ("config.json", "order.json", "data.json", "left_out.jsonl")  # what a run writes before it makes anything
+HELD_OUT_WORDS = 10_000  # an hour of speech, more or less: more would take longer to hear and hardly tell more
 
 
 class TimeUp(Exception):
@@ -44,17 +54,50 @@ class TimeUp(Exception):
 class Session:
     """Opened once a command. Speech is read into memory here, and nothing after this needs its folder."""
 
-    def __init__(self, config: Run, out: Path):
-        self.config, self.out, self.began = config, Path(out), time.monotonic()
+    def __init__(self, config: Run, out: Path, trains: bool = False):
+        """`trains`: it has to be measured on speakers it does not hear, so some are held out if none are named."""
+        self.out, self.began = Path(out), time.monotonic()
         self.accelerator = train.make_accelerator(config.training(1))
         self.main = self.accelerator.is_main_process
-        if self.main:
-            settle(config, self.out)
-        self.accelerator.wait_for_everyone()
+        self.claim = Claim(self.out) if self.main and fcntl else None
+        try:
+            self.config = self._settle(config, trains)
+        except BaseException:
+            self.close()
+            raise
         self.feed: Feed | None = None
         self.held: Feed | None = None
         self.sources: list[dict[str, Any]] = []
         self.task = TASKS["transcribe"]
+
+    def _settle(self, config: Run, trains: bool) -> Run:
+        """The config with the speakers that are held out, which the run folder keeps; the same in every process."""
+        if self.main:
+            path = self.out / "config.json"
+            if not config.held_out and path.is_file():
+                config = dataclasses.replace(config, held_out=tuple(read_json(path).get("held_out", ())))
+            elif not config.held_out and trains and config.sources:
+                config = dataclasses.replace(config, held_out=self._hold_out(config.sources))
+            settle(config, self.out)
+        self.accelerator.wait_for_everyone()
+        return dataclasses.replace(config, held_out=broadcast_object_list([config.held_out])[0])
+
+    def _hold_out(self, specs: Sequence[str]) -> tuple[str, ...]:
+        """The speakers to measure on where none are named; says which they are."""
+        said = words_of_speakers(specs)
+        chosen, whole = held_out_of(said), sum(said, Counter[str]())
+        names = ", ".join(chosen[:8]) + (f" and {len(chosen) - 8} more" if len(chosen) > 8 else "")
+        share = f"{sum(whole[name] for name in chosen) / whole.total():.0%} of the words"
+        self.say(f"held out, to measure on: {names} ({share}); for others name them with --held-out")
+        return chosen
+
+    def close(self) -> None:
+        """Let another run have the folder. Where nothing came of this one, there is none."""
+        if self.claim is not None:
+            self.claim.release()
+        if self.main:
+            with contextlib.suppress(OSError):  # it is not empty; or the folder a process works in, say
+                self.out.rmdir()
 
     def load(self, source: str | Path) -> SpeechModel:
         """A model on the device of this process; what it is for decides what it hears and how it is judged."""
@@ -152,11 +195,9 @@ class Session:
 
     def forget(self) -> None:
         """Remove what a run has written that has not made anything yet."""
-        if self.main and all(path.name in BEGUN for path in self.out.iterdir()):
+        if self.main and all(path.name in (*BEGUN, CLAIM) for path in self.out.iterdir()):
             for name in BEGUN:
                 (self.out / name).unlink(missing_ok=True)
-            with contextlib.suppress(OSError):  # the folder a process works in, say
-                self.out.rmdir()
 
     def lacks(self, path: Path) -> bool:
         """Whether something is still to be made. All processes have looked before one makes it."""
@@ -189,15 +230,94 @@ class Session:
             yield feed.clean(index)
 
 
+class Claim:
+    """A run folder for one run at a time. However the process ends, the system lets go of what it has locked."""
+
+    def __init__(self, folder: Path):
+        self.path = folder / CLAIM
+        while True:
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                self.file = self.path.open("a+")
+            except FileNotFoundError:
+                continue  # its owner has removed the folder in between
+            except OSError as error:
+                raise LpaError(f"{folder} cannot be a run folder ({error.strerror}); choose another --out") from None
+            try:
+                fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except (BlockingIOError, PermissionError):
+                self.file.seek(0)
+                who = self.file.read().strip() or "another process"
+                self.file.close()
+                raise LpaError(f"{who} is at work in {folder}; wait for its end, or choose another --out") from None
+            except OSError:
+                break  # a file system that has no locks
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(self.file.fileno()), self.path.stat()):
+                    break
+            self.file.close()  # its owner has removed it in between
+        self.file.truncate(0)
+        self.file.write(f"process {os.getpid()} on {platform.node()}\n")
+        self.file.flush()
+
+    def release(self) -> None:
+        self.path.unlink(missing_ok=True)
+        self.file.close()
+
+
 @contextmanager
-def started(config: Run, out: Path) -> Iterator[Session]:
+def started(config: Run, out: Path, trains: bool = False) -> Iterator[Session]:
     """A session. A run that fails before it has made anything leaves nothing; put right, it can have the same --out."""
-    session = Session(config, out)
+    session = Session(config, out, trains)
     try:
         yield session
     except LpaError:
         session.forget()
         raise
+    finally:
+        session.close()
+
+
+def words_of_speakers(specs: Sequence[str]) -> list[Counter[str]]:
+    """How much each speaker says, source by source, by the transcripts: no audio is read for it."""
+    found = []
+    for source in open_sources(specs):
+        words = Counter[str]()
+        for utterance in source.utterances:
+            words[utterance.speaker] += len(utterance.text.split())
+        found.append(words)
+    return found
+
+
+def held_out_of(said: Sequence[Counter[str]]) -> tuple[str, ...]:
+    """A tenth of the speakers, at least one; no more than a fifth of the words, nor HELD_OUT_WORDS, if that can be.
+
+    Which ones hangs on their names alone: seeds, mixers and recipes are all measured on the same speech. `said`: words
+    by speaker, of each source; each must have some left to train on.
+    """
+    whole = sum(said, Counter[str]())
+    most = min(HELD_OUT_WORDS, whole.total() / 5)
+    del whole[""]  # of nobody in particular: heard in training
+    order = sorted(whole, key=lambda name: hashlib.sha256(name.encode()).digest())
+    chosen: list[str] = []
+    for name in order:
+        more = [*chosen, name]
+        if sum(whole[n] for n in more) <= most and leave_some(said, more):
+            chosen = more
+        if len(chosen) == max(1, round(len(order) / 10)):
+            break
+    alone = [name for name in order if leave_some(said, [name])]
+    if not alone:
+        names = ", ".join(order) or "none"
+        raise LpaError(
+            f"what is trained is measured on speakers it does not hear, and the data is of too few to hold one out "
+            f"({names}); add --data with other speakers"
+        )
+    return tuple(chosen or [min(alone, key=whole.__getitem__)])
+
+
+def leave_some(said: Sequence[Counter[str]], without: Sequence[str]) -> bool:
+    return all(words.keys() - set(without) for words in said)
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +35,8 @@ def sweep(config: SweepConfig, out: Path, record: Path | None = None) -> dict[st
 
     `record`: folder of records.
     """
-    with started(config, Path(out)) as session:
-        return sweep_all(session, config, record)
+    with started(config, Path(out), epochs_of(config) > 0) as session:
+        return sweep_all(session, replace(config, held_out=session.config.held_out), record)
 
 
 def sweep_all(session: Session, config: SweepConfig, record: Path | None) -> dict[str, Any] | None:
@@ -75,12 +76,9 @@ def write_records(config: SweepConfig, layers: list[dict[str, Any]], folder: Pat
         records.write(
             "sweep",
             what=f"layer {row['layer']}",
-            model=config.model,
-            data=", ".join(config.sources),
-            seed=config.seed,
             figures=figures,
             folder=folder,
-            config=config.to_dict(),
+            **config.facts(),
         )
 
 

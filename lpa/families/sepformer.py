@@ -22,6 +22,8 @@ from ..tokens import Tokens
 from .base import Flow, MixerSite, Output, SpeechModel, attendable, check_audio, own_frames, padding_mask
 
 KINDS = ("intra", "inter")
+AT_ONCE = 1 << 13  # frames that a path mixes together where no gradient is wanted: what caches hold
+AT_ONCE_ON_GPU = 1 << 18  # it wants more to do
 
 
 @dataclass(frozen=True)
@@ -157,8 +159,16 @@ class Stack(nn.Module):
         self.positions, self.flow = positions, flow
         self.mdl = Layers(config, count)
 
-    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        """x (B, T, D), mask (B, T) → (B, T, D). Mixers pass on what they do within a path, not from one to the next."""
+    def forward(self, x: Tensor, mask: Tensor | None, at_once: int | None = None) -> Tensor:
+        """x (B, T, D), mask (B, T) → (B, T, D). Mixers pass on what they do within a path, not from one to the next.
+
+        at_once: frames of all sequences together beyond which they are heard some at a time; None: all, always.
+        """
+        if at_once is not None and len(x) > (count := sequences(at_once, x.shape[1])):
+            y = torch.empty_like(x)
+            for i in range(0, len(x), count):
+                y[i : i + count] = self(x[i : i + count], None if mask is None else mask[i : i + count])
+            return y
         if self.positions:
             x = x + position_table(x.shape[1], x.shape[2], x.device).to(x.dtype)
         self.flow.begin(mask)
@@ -200,15 +210,28 @@ class Block(nn.Module):
         self.intra_norm = Norm(config.width, config.norm)
         self.inter_norm = Norm(config.width, config.norm)
 
-    def forward(self, x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor, mask: Tensor | None, at_once: int | None = None) -> tuple[Tensor, Tensor]:
         """x (B, S, K, D), mask (B, S) True where a chunk is the sample's own → after the first path, after both."""
         size = x.shape[:2]
-        within = self.intra_mdl(x.flatten(0, 1), None).unflatten(0, size)
+        within = self.intra_mdl(x.flatten(0, 1), None, at_once).unflatten(0, size)
         x = x + self.intra_norm(within, mask)
         rows = x.transpose(1, 2)  # (B, K, S, D)
         per_row = None if mask is None else mask.repeat_interleave(x.shape[2], 0)  # (B·K, S)
-        across = self.inter_mdl(rows.flatten(0, 1), per_row).view(rows.shape).transpose(1, 2)
+        across = self.inter_mdl(rows.flatten(0, 1), per_row, at_once).view(rows.shape).transpose(1, 2)
         return x, x + self.inter_norm(across, mask)
+
+    def overwrite(self, x: Tensor, mask: Tensor | None, at_once: int) -> None:
+        """What `forward` gives after both, in the place of x: a long recording is in memory once.
+
+        Only with norms of each frame's own: then no sequence of a path has anything to do with another.
+        """
+        for number, recording in enumerate(x):  # (S, K, D)
+            for part in recording.split(sequences(at_once, recording.shape[1])):
+                part += self.intra_norm(self.intra_mdl(part, None), None)
+            rows = recording.transpose(0, 1)  # (K, S, D)
+            for part in rows.split(sequences(at_once, rows.shape[1])):
+                own = None if mask is None else mask[number].expand(len(part), -1)
+                part += self.inter_norm(self.inter_mdl(part.contiguous(), own), None)
 
 
 class MaskNet(nn.Module):
@@ -227,10 +250,17 @@ class MaskNet(nn.Module):
         self.output = nn.Sequential(nn.Conv1d(width, width, 1), nn.Tanh())
         self.output_gate = nn.Sequential(nn.Conv1d(width, width, 1), nn.Sigmoid())
 
-    def forward(self, frames: Tensor, lengths: Tensor | None, after: list[Tensor] | None = None) -> Tensor:
+    def forward(
+        self,
+        frames: Tensor,
+        lengths: Tensor | None,
+        after: list[Tensor] | None = None,
+        at_once: int | None = None,
+    ) -> Tensor:
         """frames (B, L, D), lengths (B,) the frames that are each sample's own, or None: all → mask (B, L, D).
 
-        `after` is given what every path made of the frames (B, L, D).
+        `after` is given what every path made of the frames (B, L, D). `at_once`: as in a path; where no gradient is
+        wanted, for what was computed is overwritten.
         """
         count = frames.shape[1]
         own = None if lengths is None else own_frames(lengths, count)
@@ -240,10 +270,18 @@ class MaskNet(nn.Module):
         x = self.split(x)  # (B, S, K, D)
         chunks = None if lengths is None else own_frames(self.chunks(lengths), x.shape[1])
         for block in self.dual_mdl:
-            within, x = block(x, chunks)
+            if at_once is not None and after is None and not self.norm.whole:
+                block.overwrite(x, chunks, at_once)  # type: ignore[operator]
+                continue
+            within, x = block(x, chunks, at_once)
             if after is not None:
                 after += [self.join(path)[:, :count] for path in (within, x)]
-        x = pointwise(F.prelu(x, self.prelu.weight), self.conv2d)
+            del within  # as large as x
+        if at_once is None:
+            x = pointwise(F.prelu(x, self.prelu.weight), self.conv2d)
+        else:
+            for part in (part for recording in x for part in recording.split(sequences(at_once, self.chunk))):
+                part.copy_(pointwise(F.prelu(part, self.prelu.weight), self.conv2d))
         x = self.join(x)[:, :count]
         x = torch.tanh(pointwise(x, self.output[0])) * torch.sigmoid(pointwise(x, self.output_gate[0]))
         return torch.relu(pointwise(x, self.end_conv1x1))
@@ -346,11 +384,11 @@ class SepFormer(SpeechModel):
         own = padding_mask(lengths, count)
         return frames if own is None else frames.masked_fill(~own.unsqueeze(-1), 0), lengths
 
-    def encode(self, features: Tensor, lengths: Tensor, hidden: bool = False) -> Enhanced:
+    def encode(self, features: Tensor, lengths: Tensor, hidden: bool = False, at_once: int | None = None) -> Enhanced:
         padded = padding_mask(lengths, features.shape[1]) is not None
         lengths = lengths.to(features.device)
         after: list[Tensor] = []
-        mask = self.net.masknet(features, lengths if padded else None, after if hidden else None)
+        mask = self.net.masknet(features, lengths if padded else None, after if hidden else None, at_once)
         with exactly(features):
             clean = features * mask.to(features.dtype)
             return Enhanced(None, lengths, clean, after, self.net.sound(clean))
@@ -359,9 +397,11 @@ class SepFormer(SpeechModel):
         """Noisy audio (B, S), own samples (B,) → clean audio (B, S), zero beyond its own samples.
 
         In a padded batch every sample gives what it gives alone. The scale of the output is the model's own: it was
-        trained without one. The samples after the last whole frame, fewer than a step, are zero.
+        trained without one. The samples after the last whole frame, fewer than a step, are zero. Where no gradient is
+        wanted the layers are run on some sequences at a time, so that memory is little more than one copy of them.
         """
-        y = self(audio, lengths).audio
+        at_once = AT_ONCE if audio.device.type == "cpu" else AT_ONCE_ON_GPU
+        y = self.encode(*self.front(audio, lengths), at_once=None if torch.is_grad_enabled() else at_once).audio
         return F.pad(y, (0, audio.shape[1] - y.shape[1]))
 
     def frames(self, samples):
@@ -422,6 +462,11 @@ class SepFormer(SpeechModel):
             chunks += max(span)
         frames = (c.blocks + 1) * c.chunk + chunks * (c.chunk // 2)  # every path within chunks, and their overlap
         return (frames + 2) * c.kernel // 2
+
+
+def sequences(frames: int, length: int) -> int:
+    """How many sequences of a length make so many frames, one at least."""
+    return max(1, frames // length)
 
 
 def named(**modules: nn.Module) -> nn.Sequential:

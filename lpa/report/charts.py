@@ -9,9 +9,11 @@ from html import escape
 from .items import Cell, Chart, Figure, Line
 
 WIDTH, HEIGHT = 540, 320
-LEFT, RIGHT, TOP, BOTTOM = 66, 14, 12, 46
+SMALL = 310  # width of a chart that stands beside others of its kind
+LEFT, RIGHT, TOP, BOTTOM = 76, 14, 12, 46
 DASHES = ("", "7 4", "2 3", "9 3 2 3", "1 4")
 MARKS = ("circle", "square", "diamond", "triangle")
+STEPS = ((1,), (1, 3), (1, 2, 5), (1, 1.5, 2, 3, 5, 7))  # of a decade, coarse to fine
 MANY = 24  # points beyond which a line has no marks
 EMPTY = "not measured yet"
 
@@ -25,29 +27,35 @@ def number(cell: Cell) -> float | None:
 
 
 def ticks(low: float, high: float, log: bool) -> list[float]:
-    """Round numbers from `low` to `high`: about five; on a log axis decades, with 2 and 5 where these are few."""
+    """Round numbers from `low` to `high`: about five; on a log axis decades, or more where these are few."""
+
+    def inside(marks: list[float]) -> list[float]:
+        return [m for m in marks if low * (1 - 1e-9) <= m <= high * (1 + 1e-9)]
+
     if log:
         decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-        steps = (1,) if len(decades) > 4 else (1, 3) if len(decades) > 3 else (1, 2, 5)
-        marks = [s * 10.0**d for d in decades for s in steps]
-    else:
-        raw = (high - low) / 5
-        power = 10 ** math.floor(math.log10(raw))
-        step = next(s * power for s in (1, 2, 5, 10) if s * power >= raw)
-        marks = [step * i for i in range(math.floor(low / step), math.ceil(high / step) + 1)]
-    return [m for m in marks if low * (1 - 1e-9) <= m <= high * (1 + 1e-9)]
+        finer = [inside([s * 10.0**d for d in decades for s in steps]) for steps in STEPS]
+        return next((marks for marks in finer if len(marks) >= 3), finer[-1])
+    raw = (high - low) / 5
+    power = 10 ** math.floor(math.log10(raw))
+    step = next(s * power for s in (1, 2, 5, 10) if s * power >= raw)
+    return inside([step * i for i in range(math.floor(low / step), math.ceil(high / step) + 1)])
 
 
-def axis(values: list[float], log: bool, start: float, end: float) -> tuple[Scale, list[float]]:
-    """The scale of values onto pixels from start to end, and its ticks. A plain axis starts at zero."""
+def axis(values: list[float], log: bool, start: float, end: float, zero: bool = True) -> tuple[Scale, list[float]]:
+    """The scale of values onto pixels from start to end, and its ticks. `zero`: a plain axis starts there."""
     high = max(values, default=1.0)
     if log:
         low = min((v for v in values if v > 0), default=1.0)
         low, high = (low / 1.25, high * 1.25) if low < high else (low / 2, low * 2)
         span = math.log10(high / low)
         return lambda v: start + (end - start) * math.log10(max(v, low) / low) / span, ticks(low, high, True)
-    low = min(0.0, *values) if values else 0.0
-    high = high * 1.05 if high > low else low + 1
+    low = min(values, default=0.0)
+    if zero or low == high:
+        low = min(0.0, low)
+        high = high * 1.05 if high > low else low + 1
+    else:
+        low, high = low - (high - low) * 0.1, high + (high - low) * 0.1
     return lambda v: start + (end - start) * (v - low) / (high - low), ticks(low, high, False)
 
 
@@ -62,9 +70,15 @@ def draw(chart: Chart) -> str:
     ys = [y for line in chart.lines for _, cell in line.points if (y := number(cell)) is not None]
     body = bars(chart, ys) if chart.bars else curves(chart, ys)
     if not ys:
-        body = frame(chart, lambda y: HEIGHT - BOTTOM, []) + text(WIDTH / 2, HEIGHT / 2 - 20, EMPTY, "empty", "middle")
-    svg = f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(chart.title)}">{body}</svg>'
-    return f'<figure id="{chart.id}"><figcaption>{escape(chart.title)}</figcaption>{svg}{legend(chart)}</figure>'
+        empty = text(width(chart) / 2, HEIGHT / 2 - 20, EMPTY, "empty", "middle")
+        body = frame(chart, lambda y: HEIGHT - BOTTOM, []) + empty
+    svg = f'<svg viewBox="0 0 {width(chart)} {HEIGHT}" role="img" aria-label="{escape(chart.title)}">{body}</svg>'
+    kind = ' class="small"' if chart.small else ""
+    return f'<figure id="{chart.id}"{kind}><figcaption>{escape(chart.title)}</figcaption>{svg}{legend(chart)}</figure>'
+
+
+def width(chart: Chart) -> int:
+    return SMALL if chart.small else WIDTH
 
 
 def style(lines: list[Line] | tuple[Line, ...], index: int) -> tuple[str, str, str]:
@@ -78,8 +92,8 @@ def style(lines: list[Line] | tuple[Line, ...], index: int) -> tuple[str, str, s
 def curves(chart: Chart, ys: list[float]) -> str:
     lines = list(chart.lines)
     xs = [float(x) for line in lines for x, _ in line.points]
-    to_x, x_ticks = axis(xs, chart.log_x, LEFT, WIDTH - RIGHT)
-    to_y, y_ticks = axis(ys, chart.log_y, HEIGHT - BOTTOM, TOP)
+    to_x, x_ticks = axis(xs, chart.log_x, LEFT, width(chart) - RIGHT)
+    to_y, y_ticks = axis(ys, chart.log_y, HEIGHT - BOTTOM, TOP, chart.zero)
     if chart.log_x and xs and len(set(xs)) <= 7:
         x_ticks = sorted(set(xs))
     parts = [frame(chart, to_y, y_ticks)]
@@ -101,8 +115,8 @@ def bars(chart: Chart, ys: list[float]) -> str:
     lines = [line for line in chart.lines if line.points]
     to_y, y_ticks = axis(ys, chart.log_y, HEIGHT - BOTTOM, TOP)
     parts = [frame(chart, to_y, y_ticks)]
-    slot = (WIDTH - RIGHT - LEFT) / len(chart.bars)
-    width = slot * 0.8 / max(1, len(lines))
+    slot = (width(chart) - RIGHT - LEFT) / len(chart.bars)
+    thick = slot * 0.8 / max(1, len(lines))
     for i in range(len(chart.bars)):
         parts.append(text(LEFT + slot * (i + 0.5), HEIGHT - BOTTOM + 18, str(i + 1), "tick", "middle"))
     for index, line in enumerate(lines):
@@ -110,9 +124,9 @@ def bars(chart: Chart, ys: list[float]) -> str:
         for place, cell in line.points:
             if (y := number(cell)) is None:
                 continue
-            x, top = LEFT + slot * (place + 0.1) + width * index, to_y(y)
+            x, top = LEFT + slot * (place + 0.1) + thick * index, to_y(y)
             name = f"{line.name}: {chart.bars[int(place)]}"
-            size = f'width="{width * 0.92:.1f}" height="{HEIGHT - BOTTOM - top:.1f}"'
+            size = f'width="{thick * 0.92:.1f}" height="{HEIGHT - BOTTOM - top:.1f}"'
             shape = f'<rect class="bar {tone}" x="{x:.1f}" y="{top:.1f}" {size}>'
             parts.append(linked(shape + f"<title>{escape(name)}, {said(cell)}</title></rect>", cell))
     return "".join(parts)
@@ -121,12 +135,13 @@ def bars(chart: Chart, ys: list[float]) -> str:
 def frame(chart: Chart, to_y: Scale, y_ticks: list[float]) -> str:
     parts = []
     for y in y_ticks:
-        parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{to_y(y):.1f}" y2="{to_y(y):.1f}"/>')
+        across = f'x1="{LEFT}" x2="{width(chart) - RIGHT}" y1="{to_y(y):.1f}" y2="{to_y(y):.1f}"'
+        parts.append(f'<line class="grid" {across}/>')
         parts.append(text(LEFT - 7, to_y(y) + 4.5, label(y), "tick", "end"))
     middle = (TOP + HEIGHT - BOTTOM) / 2
     turned = f'text-anchor="middle" transform="translate(13 {middle}) rotate(-90)"'
     parts.append(f'<text class="name" {turned}>{escape(chart.y)}</text>')
-    parts.append(text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 8, chart.x, "name", "middle"))
+    parts.append(text((LEFT + width(chart) - RIGHT) / 2, HEIGHT - 8, chart.x, "name", "middle"))
     return "".join(parts)
 
 

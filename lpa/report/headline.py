@@ -7,10 +7,12 @@ from html import escape
 from importlib.resources import files
 
 from . import charts, ours, paper, quality
+from .conversions import curves
 from .items import Chart, Line
-from .measured import Record, curves, of_paper_model
+from .measured import Record, of_paper_model
 
 PLACE = "docs/headline.svg"  # as the README names it
+BUILT_FROM = "whisper-base-ctc"  # what the built-in model was converted from
 ROW, HEAD = 19, 34  # pixels of a line of the legend, and above a chart
 
 
@@ -49,34 +51,30 @@ def by_depth(found: list[Record]) -> Chart:
     """Points of WER that a conversion adds, by the layers it has replaced, of 12."""
     theirs = [(float(n), row[-1] - paper.PROGRESSIVE[0][-1]) for n, row in paper.PROGRESSIVE.items()]
     lines = [Line("the paper's recipe, as published (wav2vec2-base)", theirs)]
-    found_here = curves(filter(of_paper_model, found))
     named = {
-        "pyramid of 64 windows, distilled": "our recipe (wav2vec2-12)",
-        "lpa, sweep order": "the paper's recipe, here (wav2vec2-12)",
+        "our recipe (wav2vec2-12)": curves(filter(of_paper_model, found)).get("pyramid of 64 windows, distilled", {}),
+        "the paper's recipe, here (wav2vec2-12)": quality.most_trained(found),
     }
-    for start, name in named.items():
-        line = quality.longest(found_here, start)
+    for name, line in named.items():
         if 0 in line:
-            added = [(float(n), f.value - line[0].value) for n, f in line.items()]
-            lines.append(Line(name, added, ours=True))
-    return Chart(
-        "", "What it costs to replace attention", "layers replaced, of 12", "points of WER, held-out speakers", lines
-    )
+            lines.append(Line(name, [(float(n), f.value - line[0].value) for n, f in line.items()], ours=True))
+    title = "What it costs to replace attention"
+    return Chart("", title, "layers replaced, of 12", "points of WER, held-out speakers", lines)
 
 
 def by_duration(found: list[Record]) -> Chart:
     """WER by duration, with attention and positions, and without either."""
-    drawn = ours.by_duration(found).charts
+    drawn = ours.durations(found).get(BUILT_FROM, [])
 
-    def best(start: str) -> Line | None:
-        """Of the lines whose name starts so, as they differ in how recordings were cut, the one that ends lowest."""
-        lines = [line for chart in drawn for line in chart.lines if line.name.startswith(start) and line.points]
+    def best(start: str, end: str = "") -> Line | None:
+        """Of the lines named so, which differ in size or in how recordings were cut, the one that ends lowest."""
+        lines = [line for line in drawn if line.name.startswith(start) and line.name.endswith(end) and line.points]
         return min(lines, key=lambda line: charts.number(line.points[-1][1]) or 0.0, default=None)
 
-    attention, pyramid = best("models/whisper-base-ctc"), best("whisper-base-ctc, pyramid")
+    attention, pyramid = best(ours.UNCHANGED), best("pyramid", "no positions")
     lines = []
     if attention:
-        cut = attention.name.removeprefix("models/whisper-base-ctc")
+        cut = attention.name.removeprefix(ours.UNCHANGED)
         lines.append(replace(attention, name=f"with attention and positions{cut}", ours=False))
     if pyramid:
         lines.append(replace(pyramid, name="with neither, in one pass (as the built-in model)"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 ONE_RUN = "one run"
 
@@ -14,6 +14,7 @@ REPRODUCED, DIFFERENT, IMPOSSIBLE, MISSING, OURS = (
     "not measured yet",
     "ours",
 )
+MARKS = (DIFFERENT, IMPOSSIBLE, REPRODUCED, OURS, MISSING)
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,7 @@ class Verdict:
     mark: str
     what: str = ""
     why: str = ""
+    of: str = ""  # which half of an item it judges, where there are two
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,8 @@ class Chart:
     log_x: bool = False
     log_y: bool = False
     bars: Sequence[str] = ()  # labels; empty: lines
+    zero: bool = True  # the axis of y starts at zero
+    small: bool = False  # one of several side by side: drawn at half the width, with text of the same size
 
 
 @dataclass(frozen=True)
@@ -96,3 +100,37 @@ class Item:
     grid: Grid | None = None
     charts: Sequence[Chart] = ()
     notes: Sequence[str] = ()
+    also: Sequence[Verdict] = ()  # on its other half
+
+    def verdicts(self) -> tuple[Verdict, ...]:
+        return (self.verdict, *self.also)
+
+    def mark(self) -> str:
+        """One word for all of it: reproduced only where no half differs."""
+        return next(m for m in MARKS if any(v.mark == m for v in self.verdicts()))
+
+
+def machine_below(grid: Grid) -> tuple[Grid, *tuple[str, ...]]:
+    """The grid, and where all its rows are of one machine, without it in every row, but in a line of its own."""
+    place = grid.columns.index("machine") if "machine" in grid.columns else -1
+    machines = {row[place] for row in grid.rows}
+    if place < 0 or len(machines) != 1:
+        return (grid,)
+    columns = grid.columns[:place] + grid.columns[place + 1 :]
+    rows = [row[:place] + row[place + 1 :] for row in grid.rows]
+    ours = frozenset(i - (i > place) for i in grid.ours)
+    return replace(grid, columns=columns, rows=rows, ours=ours), f"All on {machines.pop()}."
+
+
+def missing(commands: Sequence[str]) -> Verdict:
+    """Not measured yet, and what to type."""
+    return Verdict(MISSING, "run " + " then ".join(f"`{c}`" for c in commands))
+
+
+def signed(value: float, digits: int = 2) -> str:
+    return f"{value:+.{digits}f}".replace("-", "−")
+
+
+def gap(ours: Figure | None, other: Figure | None, digits: int = 2) -> str | None:
+    """How far the first figure lies above the second, where both are there."""
+    return None if ours is None or other is None else signed(ours.value - other.value, digits)

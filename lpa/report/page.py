@@ -5,50 +5,48 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from html import escape
 from pathlib import Path
 
-from . import ours, quality, speed
+from . import ablation, cleaning, layer, ours, quality, speed
 from .charts import draw
-from .items import DIFFERENT, IMPOSSIBLE, MISSING, OURS, REPRODUCED, Cell, Figure, Grid, Item, Verdict
+from .items import (
+    DIFFERENT,
+    IMPOSSIBLE,
+    MISSING,
+    OURS,
+    REPRODUCED,
+    Cell,
+    Figure,
+    Grid,
+    Item,
+    Verdict,
+    machine_below,
+)
 from .measured import Record
 
 PAPER: tuple[Callable[[list[Record]], Item], ...] = (
-    *(
-        quality.table_1,
-        quality.table_2,
-        speed.table_3,
-        quality.table_4,
-        speed.table_5,
-        quality.table_6,
-        quality.table_7,
-    ),
-    *(quality.table_8, speed.table_9, speed.table_10, speed.table_11),
-    *(speed.figure_1, quality.figure_2, speed.figure_3, speed.figure_4),
+    *(ablation.table_1, cleaning.table_2, speed.table_3, quality.table_4, speed.table_5, quality.table_6),
+    *(quality.table_7, quality.table_8, speed.table_9, speed.table_10, layer.table_11),
+    *(layer.figure_1, quality.figure_2, speed.figure_3, speed.figure_4),
 )
 OURS_ALONE = (
-    *(
-        ours.tested,
-        ours.converted,
-        ours.by_duration,
-        ours.by_training,
-        ours.by_temperature,
-        ours.by_latency,
-        ours.planned,
-        ours.cleaned,
-    ),
-    *(speed.start_to_text, speed.peers, speed.layer_table),
+    *(ours.tested, ours.converted, ours.by_duration, ours.by_training, ours.by_temperature, ours.by_latency),
+    *(ours.planned, cleaning.enhancement, cleaning.cleaned),
+    *(speed.start_to_text, speed.peers, speed.twins, layer.layer_table),
 )
 COMMANDS = 3  # listed below an item; all are in the records
 MARKS = (REPRODUCED, DIFFERENT, IMPOSSIBLE, MISSING)
-RECORD_COLUMNS = ("record", "what", "model", "data", "figures", "seed", "commit", "machine", "command", "date")
+RECORD_COLUMNS = ("record", "of what", "figures", "command", "seed", "commit", "machine", "date")
+WRAPPED = (1, 2, 3, 6)
 
 
 def render(found: list[Record]) -> str:
     """The whole page."""
     compared, own = [make(found) for make in PAPER], [make(found) for make in OURS_ALONE]
     commands = {record["id"]: record["command"] for record in found}
-    tally = Counter(item.verdict.mark for item in compared)
+    tally = Counter(item.mark() for item in compared)
     counts = "".join(f"<li><b>{tally[mark]}</b>{mark}</li>" for mark in MARKS)
     links = (
         ("#glance", "At a glance"),
@@ -84,22 +82,31 @@ def asset(name: str) -> str:
 
 
 def glance(items: list[Item]) -> str:
+    """Every item of the paper with what was found; why it differs is told where the item is."""
     rows = []
     for item in items:
         link = f'<a href="#{item.id}">{item.name}</a>'
-        short = Verdict(MISSING) if item.verdict.mark == MISSING else item.verdict  # how to measure it is said below
-        rows.append(f"<tr><td class=item>{link}</td><td>{prose(item.title)}</td><td>{verdict(short)}</td></tr>")
+        said = "<br>".join(verdict(short(v)) for v in item.verdicts())
+        rows.append(f"<tr><td class=item>{link}</td><td>{prose(item.title)}</td><td>{said}</td></tr>")
     return scroll(heads(("item", "what", "ours against it"), set()), "".join(rows))
+
+
+def short(found: Verdict) -> Verdict:
+    """Without reasons where there is a finding; without the command where there is none."""
+    return Verdict(MISSING) if found.mark == MISSING else replace(found, why="" if found.what else found.why)
 
 
 def article(item: Item, commands: dict[str, str]) -> str:
     """One item; commands: by record, what made it."""
     parts = [f"<h3><small>{item.name}</small>{prose(item.title)}</h3>"]
-    parts.append(f'<p class="verdict">{verdict(item.verdict)}</p>')
-    table = grid(item.grid) if item.grid is not None and item.grid.rows else ""
+    parts += [f'<p class="verdict">{verdict(v)}</p>' for v in item.verdicts()]
+    table, notes = "", list(item.notes)
+    if item.grid is not None and item.grid.rows:
+        shown, *machine = machine_below(item.grid)
+        table, notes = grid(shown), [*notes, *machine]
     charts = f'<div class="charts">{"".join(map(draw, item.charts))}</div>' if item.charts else ""
     parts.append(f'<div class="body">{table}{charts}</div>')
-    parts += [f'<p class="note">{prose(note)}</p>' for note in item.notes]
+    parts += [f'<p class="note">{prose(note)}</p>' for note in notes]
     if measured := list(dict.fromkeys(commands[i] for i in sources(item))):
         count = f"{len(measured)} commands" if len(measured) > 1 else "one command"
         more = [f"and {len(measured) - COMMANDS} more: every number links to its own"]
@@ -117,12 +124,16 @@ def sources(item: Item) -> list[str]:
 
 
 def verdict(found: Verdict) -> str:
-    """`reproduced: what`, `different, because why: what`, `not possible here, because why`, `not measured yet: …`"""
-    if found.mark == OURS:
+    """`reproduced: what`; `different: what. Different, because why`; `not possible here, because why`."""
+    if found.mark == OURS and not found.of:
         return f'<span class="mark ours-mark">measured</span> {prose(found.what)}'
-    because = f", because {prose(found.why)}" if found.why else ""
+    kind, word = ("ours-mark", "measured") if found.mark == OURS else (found.mark.replace(" ", "-"), found.mark)
+    mark = f'<span class="mark {kind}">{word}</span>{f" ({found.of})" if found.of else ""}'
     said = f": {prose(found.what)}" if found.what else ""
-    return f'<span class="mark {found.mark.replace(" ", "-")}">{found.mark}</span>{because}{said}'
+    if not found.why:
+        return mark + said
+    start = f". {word.capitalize()}, because" if said else ", because"
+    return f"{mark}{said}{start} {prose(found.why)}"
 
 
 def grid(found: Grid) -> str:
@@ -158,7 +169,7 @@ def td(cell: Cell, digits: int, numeric: bool, mine: bool) -> str:
     value = ""
     if isinstance(cell, Figure):
         first, *more = cell.ids
-        others = "".join(f' <a href="#{i}" title="another seed">·</a>' for i in more)
+        others = "".join(f' <a href="#{i}" title="another run">·</a>' for i in more)
         inside = f'<a href="#{first}">{cell.number()}</a>{others}<small>{escape(cell.around())}</small>'
         value = f' data-v="{cell.value}"'
     elif isinstance(cell, str):
@@ -178,30 +189,24 @@ def all_records(found: list[Record]) -> str:
         return '<p class="note">There are none yet.</p>'
     rows = []
     for r in found:
-        figures = ", ".join(
-            f"{name} {value:g}" for name, value in r["figures"].items() if isinstance(value, int | float)
-        )
-        seed = "" if r.get("seed") is None else str(r["seed"])
-        where = f'<a href="#{r["id"]}">{r["id"]}</a>'
-        commit = f'<code title="{escape(r["commit"])}">{escape(short(r["commit"]))}</code>'
-        plain = [escape(str(r.get(name) or "")) for name in ("what", "model", "data")]
-        cells = [
-            where,
-            *plain,
-            escape(figures),
-            seed,
-            commit,
-            escape(r["machine"]),
+        figures = [f"{name} {value:g}" for name, value in r["figures"].items() if isinstance(value, int | float)]
+        of = [escape(str(r[name])) for name in ("what", "model", "data") if r.get(name)]
+        cells = (
+            f'<a href="#{r["id"]}">{r["id"]}</a>',
+            "<br>".join(of),
+            escape(", ".join(figures)),
             f"<code>{escape(r['command'])}</code>",
+            "" if r.get("seed") is None else str(r["seed"]),
+            f'<code title="{escape(r["commit"])}">{escape(short_commit(r["commit"]))}</code>',
+            escape(r["machine"]),
             r["date"][:10],
-        ]
-        wide = {4, 8}
-        made = "".join(f"<td{' class=wrap' if i in wide else ''}>{cell}</td>" for i, cell in enumerate(cells))
+        )
+        made = "".join(f"<td{' class=wrap' if i in WRAPPED else ''}>{cell}</td>" for i, cell in enumerate(cells))
         rows.append(f'<tr id="{r["id"]}">{made}</tr>')
     return f"<article>{scroll(heads(RECORD_COLUMNS, set()), ''.join(rows))}</article>"
 
 
-def short(commit: str) -> str:
+def short_commit(commit: str) -> str:
     """Ten letters of a commit, and whether files differed from it."""
     head, _, dirty = commit.partition("+")
     return head[:10] + (" + changes" if dirty else "")

@@ -42,10 +42,12 @@ SUMMARY = {
     16: (None, None, 6.82, 7.88),
 }
 
-# Table 6: (layer, MSE against its attention, pulses of 144 that survive), easiest first.
+# Table 6: (layer, MSE against its attention, pulses of 144 that survive, how hard the paper calls it), easiest first.
 SWEEP = (
-    *((0, 0.006, 48), (2, 0.007, 48), (1, 0.007, 51), (3, 0.021, 57), (6, 0.030, 74), (5, 0.034, 75)),
-    *((7, 0.043, 87), (8, 0.046, 100), (9, 0.052, 87), (4, 0.065, 89), (10, 0.096, 96), (11, 0.370, 107)),
+    *((0, 0.006, 48, "easy"), (2, 0.007, 48, "easy"), (1, 0.007, 51, "easy")),
+    *((3, 0.021, 57, "moderate"), (6, 0.030, 74, "moderate"), (5, 0.034, 75, "moderate")),
+    *((7, 0.043, 87, "hard"), (8, 0.046, 100, "hard"), (9, 0.052, 87, "hard"), (4, 0.065, 89, "hard")),
+    *((10, 0.096, 96, "very hard"), (11, 0.370, 107, "very hard")),
 )
 
 # Table 7: WER % by replaced layers of 12.
@@ -78,10 +80,12 @@ BY_SPLIT = {
     10: (30.39, 31.62, 54.51),
 }
 
-# Table 10, Figure 4: bytes of one layer's scores (one head's n × n) and gates (12 pulses), float32.
-MEMORY = {10: (0.95, 0.023), 30: (8.6, 0.070), 60: (34.3, 0.140), 120: (137.3, 0.281)}  # MB as the paper counts them
+# Table 10, Figure 4: one layer's scores (one head's n × n) in MB of 2^20 bytes, its gates (12 pulses) in KB of 2^10,
+# float32, and how many times less the gates are
+MEMORY = {10: (0.95, 23, 42), 30: (8.6, 70, 125), 60: (34.3, 140, 250), 120: (137.3, 281, 500)}
 
-# Table 11: microseconds a layer at 6,000 frames by its roofline (273 GB/s, 16.7 TFLOPS): attention, 12 and 36 pulses.
+# Table 11: microseconds a layer at 6,000 frames by its roofline: attention, 12 and 36 pulses.
+ROOFLINE_GB, ROOFLINE_GFLOP = 273, 16_700  # a second
 ROOFLINE = (
     ("linear projections", 1696, 1696, 1696),
     ("scores, or gates", 3311, 797, 807),
@@ -89,3 +93,4 @@ ROOFLINE = (
     ("weighted sum, or accumulation", 3311, 136, 142),
     ("whole layer", 10428, 2835, 2851),
 )
+TWELVE_LAYERS_MS = (125, 34.0, 34.2)

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ..errors import LpaError, choose
-from . import ours, speed
-from .items import MISSING, ONE_RUN, Cell, Figure, Item
+from . import cleaning, layer, ours, speed
+from .conversions import Result, results
+from .items import MISSING, ONE_RUN, Cell, Figure, Grid, Item, machine_below, signed
 from .measured import Record, figure, grouped, split_of
 
 MARKED = re.compile(r"(<!-- lpa report: ([\w-]+) -->\n)(.*?)(<!-- end -->)", re.S)
@@ -30,23 +31,23 @@ def read(path: Path) -> str:
 
 
 def block(item: Item) -> str:
-    """An item's grid in Markdown, and below it how often that was measured."""
+    """An item's grid in Markdown, and below it how often that was measured, and what else there is to say."""
     if item.verdict.mark == MISSING or item.grid is None:
         return f"Not measured yet: {item.verdict.what}.\n"
-    return table(item.grid.columns, item.grid.rows, item.grid.digits) + f"\n{runs(item.grid.figures())}\n"
+    grid, *notes = machine_below(item.grid)
+    return f"{table(grid)}\n{' '.join([runs(grid), *notes, *item.notes])}\n"
 
 
-def runs(figures: list[Figure]) -> str:
+def runs(grid: Grid) -> str:
     """How the figures' spread is to be read, where they do not say it themselves."""
-    alone = sum(f.low is None for f in figures)
-    return (
-        "One run each." if alone == len(figures) else "In brackets what the spread is; figures without are of one run."
-    )
+    if all(f.low is None for f in grid.figures()):
+        return f"{ONE_RUN.capitalize()} each."
+    return "In brackets what the spread is; figures without are of one run."
 
 
-def table(columns: tuple[str, ...], rows: list[list[Cell]], digits: int = 2) -> str:
-    lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
-    lines += ["| " + " | ".join(said(cell, digits) for cell in row) + " |" for row in rows]
+def table(grid: Grid) -> str:
+    lines = ["| " + " | ".join(grid.columns) + " |", "|" + "---|" * len(grid.columns)]
+    lines += ["| " + " | ".join(said(cell, grid.digits) for cell in row) + " |" for row in grid.rows]
     return "\n".join(lines) + "\n"
 
 
@@ -59,32 +60,22 @@ def said(cell: Cell, digits: int) -> str:
 
 
 def layers(found: list[Record]) -> str:
-    """Times as fast as attention, a column a mixer: of the CPU records in float32."""
-    rows_of = [r for r in found if r["kind"] == "bench" and r["what"] == "layer, width 768, float32, cpu"]
-    if not rows_of:
-        return block(speed.layer_table([]))
+    """Times as fast as attention, a column a mixer: of the CPU records in float32, on the machine of the latest."""
+    timed = [r for r in found if r["kind"] == "bench" and r["what"] == "layer, width 768, float32, cpu"]
+    if not timed:
+        return block(layer.layer_table([]))
+    last = max(timed, key=lambda r: r["date"])
+    timed = [r for r in timed if r["machine"] == last["machine"]]
     rows: list[list[Cell]] = []
-    for frames, some in sorted(grouped(rows_of, lambda r: r["figures"]["frames"]).items()):
+    for frames, some in sorted(grouped(timed, lambda r: r["figures"]["frames"]).items()):
         by_mixer = grouped(some, lambda r: r["model"])
         length = frames / speed.FRAMES_A_SECOND
         audio = f"{length / 60:g} min" if length >= 60 else f"{length:g} s"
         gains = [figure(by_mixer.get(name, []), "speedup", 1) for name in MIXERS]
         rows.append([f"{frames:,} ({audio})", *gains])
-    columns = ("frames (audio)", *(speed.NAMES.get(name, name) for name in MIXERS))
-    last = max(rows_of, key=lambda r: r["date"])
-    how = f"{ONE_RUN}, attention and all of these in turn (`results/bench.jsonl`)"
-    source = f"`{last['command']}` on {last['machine']}: {how}."
-    return f"{table(columns, rows)}\n{source}\n"
-
-
-def whole_models(found: list[Record]) -> str:
-    """Times as fast as attention, a row a model, a column a duration."""
-    gains = {name: by for name, by in speed.whole_models(found, "speedup").items() if not name.startswith("attention")}
-    if not gains:
-        return block(speed.table_3([]))
-    seconds = sorted({s for by in gains.values() for s in by})
-    rows: list[list[Cell]] = [[name, *(by.get(s) for s in seconds)] for name, by in sorted(gains.items())]
-    return f"{table(('all layers replaced', *(f'{s:g} s' for s in seconds)), rows)}\n{ONE_RUN.capitalize()} each.\n"
+    grid = Grid(("frames (audio)", *(layer.NAMES.get(name, name) for name in MIXERS)), rows)
+    how = f"`{last['command']}` on {last['machine']}, attention and all of these in turn (`results/bench.jsonl`)"
+    return f"{table(grid)}\n{how}. {runs(grid)}\n"
 
 
 def models(found: list[Record]) -> str:
@@ -95,8 +86,25 @@ def models(found: list[Record]) -> str:
 
 
 def conversions(found: list[Record]) -> str:
-    """Those that have a control to stand beside, each with its latest training; or all where none has."""
-    return block(ours.converted(found, newest=True))
+    """One conversion of each mixer beside its control, on test-clean, the least costly first."""
+    trained = [r for r in results(found) if r.training != "none"]
+    costs = {r: r.tested.value - r.tested_control.value for r in trained if r.tested and r.tested_control}
+    if not costs:
+        return block(ours.converted(found))
+    chosen: dict[tuple[str, int, str], Result] = {}
+    for r in sorted(costs, key=lambda r: (len(r.tested.ids) if r.tested else 0, r.hours, -costs[r])):
+        chosen[r.model, r.layers, r.mixer] = r
+    rows: list[list[Cell]] = [
+        [r.model, r.name, f"{r.layers} of {r.of}", r.training, r.tested, r.tested_control, signed(costs[r])]
+        for r in sorted(chosen.values(), key=lambda r: (r.model, r.layers, costs[r]))
+    ]
+    columns = ("model", "what took attention's place", "layers", "training", "test-clean, WER %", "control", "points")
+    grid = Grid(columns, rows)
+    said = (
+        "Of each mixer the setting with the most seeds, then the longest training, then the least cost. All settings, "
+    )
+    said += "what was not trained at all, and held-out speakers of dev-clean are on the page of `lpa report`."
+    return f"{table(grid)}\n{runs(grid)} {said}\n"
 
 
 BLOCKS: dict[str, Callable[[list[Record]], str]] = {
@@ -104,6 +112,7 @@ BLOCKS: dict[str, Callable[[list[Record]], str]] = {
     "conversions": conversions,
     "models": models,
     "peers": lambda found: block(speed.peers(found)),
-    "speed": whole_models,
+    "enhancement": lambda found: block(cleaning.enhancement(found)),
+    "speed": lambda found: block(speed.twins(found)),
     "start-to-text": lambda found: block(speed.start_to_text(found)),
 }

@@ -22,16 +22,10 @@ from ..mixers.lpa import EPS
 from ..mixers.plain import Conv, DynConv, NoMixer, Summary
 from ..surgery import mixer_at
 from ..windows import PACE
+from .legend import NEAR
+from .pulses import Pulse, going_along, lay_out, over_recording, whole_reach
 
-FAMILIES = ("aperiodic", "periodic", "positional")  # pulses anchored to the recording, in the order a head has them
-
-
-@dataclass(frozen=True)
-class Pulse:
-    """One window over the recording, the same for every frame that uses it."""
-
-    family: str
-    runs: list[tuple[int, int]]  # frames [start, end) where its gate is more than half open
+IN_RECORDING = ("aperiodic", "periodic", "positional")  # kinds of pulses, in the order a head has them
 
 
 @dataclass(frozen=True)
@@ -42,9 +36,11 @@ class Layer:
     mixer: str
     reach: tuple[int, int] | None  # frames it can look back and ahead; None: all
     weight: Tensor  # (T, T): how much frame t takes from frame s, mean over heads
-    pulses: list[Pulse]
+    pulses: int  # how many it has
+    lines: list[list[Pulse]]  # those that are drawn, line by line
     away: float  # frames from where it is that a frame looks, on average
     worth: float  # share of the model's output that is lost if this layer mixes nothing
+    difficulty: float | None  # share of the layer's own output that is lost if it looks no further than NEAR seconds
 
 
 @torch.inference_mode()
@@ -69,7 +65,7 @@ def study(model: SpeechModel, audio: Tensor) -> tuple[Tensor | None, list[Layer]
     for site in sites:
         module = mixer_at(model, site.index)
         args, kwargs, gave = heard[site.index]
-        weight, pulses = look(module, args, kwargs, gave)
+        weight, pulses, difficulty = look(module, args, kwargs, gave, round(NEAR * model.frame_rate))
         swap = model.swaps.get(site.index)
         layers.append(
             Layer(
@@ -77,36 +73,63 @@ def study(model: SpeechModel, audio: Tensor) -> tuple[Tensor | None, list[Layer]
                 swap.mixer if swap else "attention",
                 getattr(module, "reach", None) if swap else None,
                 weight,
-                pulses,
+                len(pulses),
+                lay_out(pulses),
                 distance(weight),
                 without_mixing(model, site.path, audio, output.last),
+                difficulty,
             )
         )
     return None if output.logits is None else output.logits[0].float(), layers
 
 
-def look(module: nn.Module, args: tuple, kwargs: dict, output: Any) -> tuple[Tensor, list[Pulse]]:
-    """(T, T) mean over heads of |what a frame takes from each|, and the pulses over the recording if it has any."""
+def look(
+    module: nn.Module, args: tuple, kwargs: dict, output: Any, near: int
+) -> tuple[Tensor, list[Pulse], float | None]:
+    """(T, T) mean over heads of |what a frame takes from each|, the pulses if it has any, and its difficulty."""
     x = (args[0] if args else kwargs["hidden_states"]).float()
+    pulses: list[Pulse] = []
     if isinstance(module, LPA):
-        heads, gates = lpa_looks(module, x, kwargs.get("gates"))
-        return heads.abs().mean(0), pulses_of(module, gates)
-    known = {
-        Window: window_looks,
-        Pyramid: pyramid_looks,
-        DynConv: dynconv_looks,
-        Conv: conv_looks,
-        Summary: summary_looks,
-    }
-    for kind, function in known.items():
-        if isinstance(module, kind):
-            return function(module, x).abs().mean(0), []  # type: ignore[operator]
-    if hasattr(module, "q_proj"):
-        given = output[1] if isinstance(output, tuple) and len(output) > 1 else None
-        return (given[0] if given is not None else attention_looks(module, x)).mean(0), []  # wavlm gives its own
-    if isinstance(module, NoMixer):
-        return torch.zeros(x.shape[1], x.shape[1]), []  # it looks nowhere
-    raise LpaError(f"how {type(module).__name__} looks cannot be drawn; show takes models without it")
+        heads, pulses = lpa_looks(module, x, kwargs.get("gates"))
+    elif isinstance(module, Pyramid):
+        heads, pulses = pyramid_looks(module, x)
+    elif isinstance(module, Window | Conv | DynConv):
+        assert module.reach is not None
+        function: Any = {Window: window_looks, Conv: conv_looks, DynConv: dynconv_looks}[type(module)]
+        heads, pulses = function(module, x), [whole_reach(module.reach, x.shape[1])]
+    elif isinstance(module, Summary):
+        heads = summary_looks(module, x)
+    elif isinstance(module, NoMixer):
+        heads = torch.zeros(1, x.shape[1], x.shape[1])  # it looks nowhere
+    elif hasattr(module, "q_proj"):
+        given = output[1] if isinstance(output, tuple) and len(output) > 1 else None  # wavlm gives its own
+        heads = attention_looks(module, x) if given is None else given[0]
+    else:
+        raise LpaError(f"how {type(module).__name__} looks cannot be drawn; show takes models without it")
+    return heads.abs().mean(0), pulses, difficulty_of(module, x, heads, near)
+
+
+def difficulty_of(module: Any, x: Tensor, heads: Tensor, near: int) -> float | None:
+    """Share of a layer's output that is lost if it looks no further than `near` frames, with weights as large in all.
+
+    Of attention this is just what a window put in its place would miss. None: what this mixer does is no such product.
+    """
+    if getattr(module, "reach", None) is not None and max(module.reach) <= near:
+        return 0.0
+    if isinstance(module, Window | Pyramid):
+        values, out = module.project(x)[1].chunk(2, -1)[1][0], module.out
+    elif isinstance(module, LPA | DynConv):
+        values, out = module.value(x)[0], module.out
+    elif hasattr(module, "q_proj"):
+        values, out = projections(module).v(x[0]), projections(module).out
+    else:
+        return None
+    t = torch.arange(len(values))
+    cut = heads * ((t - t[:, None]).abs() <= near)
+    cut = cut * (heads.abs().sum(-1, keepdim=True) / cut.abs().sum(-1, keepdim=True).clamp(min=EPS))
+    values = values.unflatten(-1, (len(heads), -1))
+    whole, short = ((torch.einsum("hts,she->the", h, values).flatten(1)) @ out.weight.T for h in (heads, cut))
+    return lost(whole, short)
 
 
 def attention_looks(module: nn.Module, x: Tensor) -> Tensor:
@@ -134,12 +157,16 @@ def query_scores(mixer: Any, x: Tensor) -> Tensor:
     return q @ k.transpose(1, 2) * mixer.scale
 
 
-def pyramid_looks(mixer: Pyramid, x: Tensor) -> Tensor:
+def pyramid_looks(mixer: Pyramid, x: Tensor) -> tuple[Tensor, list[Pulse]]:
     """A window's weight is shared equally by the frames it holds; its score is that of their mean key."""
     scores = query_scores(mixer, x)  # the mean of scores is the score of the mean key
-    frames, block = x.shape[1], mixer.config.block
+    frames, c = x.shape[1], mixer.config
+    block = c.block
+    sides = 2 * (["piece"] * len(c.pieces) + ["wide"] * len(c.steps))
     lo, hi = (edge.tolist() for edge in mixer.windows())
     heads = torch.zeros_like(scores)
+    used = torch.zeros(len(sides) + 1, frames)  # the block's own frames are one pulse, the first
+    edges = torch.zeros(len(sides) + 1, frames, 2)
     for start in range(0, frames, block):
         rows = slice(start, min(start + block, frames))
         spans = []
@@ -147,16 +174,18 @@ def pyramid_looks(mixer: Pyramid, x: Tensor) -> Tensor:
         for window, (a, b) in enumerate(zip(lo, hi, strict=True)):
             first, end = max(0, start + a), min(frames, start + b)
             if first < end and b <= block + mixer.right:
-                spans.append((first, end))
+                spans.append((max(0, window - block + 1), first, end))
                 place = 0.0 if mixer.places is None else PACE * mixer.places[:, : rows.stop - start, window]
                 means.append(scores[:, rows, first:end].mean(-1) + math.log(end - first) + place)
-        for (a, b), share in zip(spans, torch.stack(means, -1).softmax(-1).unbind(-1), strict=True):
+        for (pulse, a, b), share in zip(spans, torch.stack(means, -1).softmax(-1).unbind(-1), strict=True):
             heads[:, rows, a:b] += share.unsqueeze(-1) / (b - a)
-    return heads
+            used[pulse, rows] += share.mean(0)
+            edges[pulse, rows] = torch.tensor([rows.start, rows.stop] if pulse == 0 else [a, b]).float()
+    return heads, [Pulse(kind, used[i], [], edges[i]) for i, kind in enumerate(["block", *sides])]
 
 
-def lpa_looks(mixer: LPA, x: Tensor, passed: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """(H, T, T), and the gates (T, H, P) of the pulses anchored to the recording."""
+def lpa_looks(mixer: LPA, x: Tensor, passed: Tensor | None) -> tuple[Tensor, list[Pulse]]:
+    """(H, T, T), and every head's pulses; those of the ladder, which all heads share, once."""
     valid = valid_frames(x, None)
     tau = None if mixer.hard else mixer.tau
     split = [mixer.in_recording, mixer.in_frame]
@@ -174,17 +203,21 @@ def lpa_looks(mixer: LPA, x: Tensor, passed: Tensor | None) -> tuple[Tensor, Ten
     if mixer.gate is not None:
         scale = scale * mixer.gate(x).float().sigmoid()
     heads = torch.zeros(mixer.heads, x.shape[1], x.shape[1])
+    pulses: list[Pulse] = []
     if gate is not None:
         spread = w_recording * tilted * a_recording * scale.unsqueeze(-1)
         share = gate / gate.sum(1, keepdim=True).clamp(min=EPS)
         heads += torch.einsum("thp,shp->hts", spread[0], share[0])
+        kinds = [kind for kind in IN_RECORDING for _ in range(getattr(mixer.config, kind))]
+        pulses = over_recording(kinds, gate[0], spread[0])
     if mixer.in_frame:
         weights = (w_frame * a_frame * scale.unsqueeze(-1)).split([mixer.config.anchored, mixer.config.ladder], -1)
         for family, w in zip((mixer.anchored, mixer.ladder), weights, strict=True):
             if family is not None:
                 lo, hi = family.edges(x)
                 heads += boxes(lo, hi, w / family.sizes(x, None, lo, hi))
-    return heads, None if gate is None else gate[0]
+                pulses += going_along("anchored" if family is mixer.anchored else "ladder", lo, hi, w)
+    return heads, pulses
 
 
 def boxes(lo: Tensor, hi: Tensor, weight: Tensor) -> Tensor:
@@ -220,21 +253,6 @@ def summary_looks(mixer: Summary, x: Tensor) -> Tensor:
     return ((torch.eye(frames) + 1 / frames) / 2).unsqueeze(0)
 
 
-def pulses_of(mixer: LPA, gates: Tensor | None) -> list[Pulse]:
-    """The runs of every pulse over the recording; gates (T, H, P)."""
-    if gates is None:
-        return []
-    counts = [getattr(mixer.config, name) for name in FAMILIES]
-    names = [name for name, count in zip(FAMILIES, counts, strict=True) for _ in range(count)]
-    return [Pulse(names[p], runs(gates[:, h, p] > 0.5)) for h in range(gates.shape[1]) for p in range(gates.shape[2])]
-
-
-def runs(on: Tensor) -> list[tuple[int, int]]:
-    """[start, end) of every stretch of true."""
-    edges = torch.diff(on.int(), prepend=torch.zeros(1, dtype=torch.int), append=torch.zeros(1, dtype=torch.int))
-    return list(zip((edges == 1).nonzero()[:, 0].tolist(), (edges == -1).nonzero()[:, 0].tolist(), strict=True))
-
-
 def distance(weight: Tensor) -> float:
     """Mean |t − s| over what is looked at."""
     t = torch.arange(len(weight))
@@ -254,5 +272,13 @@ def without_mixing(model: SpeechModel, path: str, audio: Tensor, last: Tensor) -
         changed = model(audio).last
     finally:
         hook.remove()
-    a, b = (y - y.mean(1, keepdim=True) for y in (last, changed))
-    return 1 - float((a * b).sum() ** 2 / (a.square().sum() * b.square().sum()).clamp(min=EPS))
+    return lost(last[0], changed[0])
+
+
+def lost(whole: Tensor, left: Tensor) -> float:
+    """Share of what varies over time in (T, D) that is not in another such, however scaled: 1 − ρ², in float64."""
+    a, b = (y.double() - y.double().mean(0) for y in (whole, left))
+    both = float(a.square().sum() * b.square().sum())
+    if both == 0.0:
+        return float(bool(a.any()))  # nothing varies: nothing is lost, or all is
+    return min(1.0, max(0.0, 1 - float((a * b).sum()) ** 2 / both))

@@ -5,70 +5,95 @@ from __future__ import annotations
 import base64
 import io
 import json
+import re
 from html import escape
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import soundfile
-import torch.nn.functional as F
-from torch import Tensor
+import torch
 
-from . import Scene
+from .legend import INTRO, PULSES, guide, percent, ticks
 from .looks import Layer
+from .pulses import Pulse
+from .scene import Scene, shown
 
-ROWS, COLUMNS, PEAKS = 240, 480, 1200  # what is kept of a matrix, and of the waveform
+ROWS, COLUMNS = 240, 480  # what is kept of a matrix
 
 
 def render(scene: Scene) -> str:
     template = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
     data = json.dumps(describe(scene), ensure_ascii=False, separators=(",", ":")).replace("</", "<\\/")
-    fill = {"NAME": escape(scene.name), "MODEL": escape(scene.model), "AUDIO": audio(scene), "DATA": data}
-    for key, value in fill.items():
-        template = template.replace(f"{{{{{key}}}}}", value)
-    return template
+    told = guide(bool(scene.kinds), bool(scene.swept))
+    fill = {
+        "NAME": escape(scene.name),
+        "MODEL": escape(scene.model),
+        "INTRO": INTRO,
+        "LIGHT": colours(scene, "light"),
+        "DARK": colours(scene, "dark"),
+        "KINDS": "".join(
+            f'<li style="color: var(--{kind})"><b>{kind}</b> <span>{PULSES[kind].about}</span></li>'
+            for kind in scene.kinds
+        ),
+        "GUIDE": "".join(f"<div><dt>{name}</dt><dd>{marked(text)}</dd></div>" for name, text in told.items()),
+        "AUDIO": audio(scene),
+        "DATA": data,
+    }
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: fill[match[1]], template)
+
+
+def marked(text: str) -> str:
+    """As HTML, with commands set as code."""
+    return re.sub(r"`(.+?)`", r"<code>\1</code>", escape(text))
+
+
+def colours(scene: Scene, ground: str) -> str:
+    """A style property for every kind of pulse."""
+    return " ".join(f"--{kind}: {getattr(PULSES[kind], ground)};" for kind in scene.kinds)
 
 
 def describe(scene: Scene) -> dict[str, Any]:
     return {
         "seconds": scene.seconds,
         "focus": (scene.focus + 0.5) / scene.frames,
-        "peaks": peaks(scene.samples),
-        "words": [[w.word, w.start, w.end, round(w.confidence, 2)] for w in scene.words],
+        "peaks": scene.peaks().round(3).tolist(),
+        "words": [[w.word, w.start, w.end] for w in scene.words or ()],
+        "wordless": scene.wordless,
+        "ticks": ticks(scene.seconds),
         "layers": [describe_layer(layer, scene) for layer in scene.layers],
     }
 
 
 def describe_layer(layer: Layer, scene: Scene) -> dict[str, Any]:
-    rate = scene.frames / scene.seconds
     rows, columns = min(ROWS, scene.frames), min(COLUMNS, scene.frames)
-    reach = "all of it" if layer.reach is None else "−{:.1f} to +{:.1f} s".format(*(r / rate for r in layer.reach))
+    most = max((float(pulse.used.max()) for line in layer.lines for pulse in line), default=0.0)
     return {
         "name": f"Layer {layer.index}",
         "mixer": layer.mixer,
-        "reach": reach,
-        "away": layer.away / rate,
-        "worth": layer.worth,
-        "swept": scene.swept.get(layer.index),
+        "shares": [[name, share, percent(share)] for name, share in scene.shares(layer).items()],
+        "facts": scene.facts(layer),
         "rows": rows,
         "columns": columns,
-        "map": quantise(layer.weight, rows, columns),
-        "pulses": [[p.family, [[a / scene.frames, b / scene.frames] for a, b in p.runs]] for p in layer.pulses],
+        "map": packed(255 * shown(layer.weight, rows, columns), "u1"),
+        "lines": [[describe_pulse(pulse, scene, rows, most) for pulse in line] for line in layer.lines],
     }
 
 
-def quantise(weight: Tensor, rows: int, columns: int) -> str:
-    """(T, T) → rows × columns bytes in base64: square roots, each row's largest 255, so that the faint is seen."""
-    small = F.adaptive_avg_pool2d(weight[None, None], (rows, columns))[0, 0]
-    share = (small / small.amax(1, keepdim=True).clamp(min=1e-12)).sqrt()
-    return base64.b64encode((255 * share).round().byte().numpy().tobytes()).decode()
+def describe_pulse(pulse: Pulse, scene: Scene, rows: int, most: float) -> dict[str, Any]:
+    """Shares of the recording's length; for every row of the map how much is taken, as square roots."""
+    at = ((torch.arange(rows) + 0.5) * scene.frames / rows).long()
+    used = packed(255 * (pulse.used[at] / max(most, 1e-12)).sqrt().numpy(), "u1")
+    if pulse.edges is not None:
+        edges = packed(65535 * (pulse.edges[at] / scene.frames).numpy(), "<u2")
+        return {"kind": pulse.kind, "used": used, "edges": edges}
+    runs = [[a / scene.frames, b / scene.frames] for a, b in pulse.runs]
+    return {"kind": pulse.kind, "used": used, "runs": runs, "width": scene.width(pulse)}
 
 
-def peaks(samples: np.ndarray) -> list[float]:
-    """The loudest of every stretch, of the loudest of all."""
-    parts = np.array_split(np.abs(samples), min(PEAKS, len(samples)))
-    loud = np.array([part.max() for part in parts])
-    return (loud / max(float(loud.max()), 1e-9)).round(3).tolist()
+def packed(numbers: np.ndarray, kind: str) -> str:
+    """As whole numbers in base64."""
+    return base64.b64encode(numbers.round().astype(kind).tobytes()).decode()
 
 
 def audio(scene: Scene) -> str:

@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+import textwrap
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-import torch.nn.functional as F
 
-from . import Scene
+from .legend import INTRO, PULSES, guide, percent, ticks
 from .looks import Layer
+from .scene import Scene, shown
 
-INK, MUTED, ACCENT, PULSE, WAVE = "#1d2126", "#667079", "#0a6c8f", "#d5d9db", "#9aa3aa"
+BACK, INK, MUTED, ACCENT = "#fcfcfa", "#1d2126", "#59626a", "#0a6c8f"
+PALE, SHADE, HAIR, WAVE = "#cfe3ea", "#f1f2ef", "#d5d9db", "#9aa3aa"  # hills behind pulses, words, lines, waveform
 MAP = 300  # rows and columns of a matrix that are drawn
+WIDTH, LABEL, STRIP, SIDE = 13.0, (0.25, 2.2), (2.65, 8.7), (11.55, 1.2)  # inches: of all, and left and width of each
+COLUMNS = (  # what is explained above each, with the letters that fit a line of it
+    (LABEL, 42, ("difficulty", "importance")),
+    (STRIP, 165, ("hills", "bars", "swept")),
+    (SIDE, 24, ("squares",)),
+)
+HEARD, LAYER = 2.0, 1.5  # inches: of the waveform with its words and times, and of a layer at the least
+LETTERS = 60  # of a word that are written: more than any word, fewer than a strip is wide
+LABELLED = 4  # pulses of a layer that tell their width
+LINE = 0.062  # inches between two lines of pulses, at the least
 
 
 def draw(scene: Scene, out: Path) -> None:
@@ -20,84 +34,174 @@ def draw(scene: Scene, out: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    tall = [1.5 if layer.pulses else 1.0 for layer in scene.layers]
-    figure, axes = pyplot.subplots(
-        len(scene.layers) + 1,
-        3,
-        figsize=(13, 1.6 + 1.05 * sum(tall)),
-        gridspec_kw={"width_ratios": (1.5, 8, 1), "height_ratios": (1.2, *tall)},
-        squeeze=False,
-        layout="constrained",
-    )
-    for axis in axes.flat:
-        axis.set(xticks=[], yticks=[])
+    told = guide(bool(scene.kinds), bool(scene.swept))
+    notes = [
+        list(chain(*(textwrap.wrap(f"{name}: {told[name]}", letters) for name in names if name in told)))
+        for _, letters, names in COLUMNS
+    ]
+    head = 1.0 + 0.17 * -(-len(scene.kinds) // 2)
+    explained = 0.125 * max(map(len, notes)) + 0.3
+    tall = [max(LAYER, 0.3 + LINE * len(layer.lines)) for layer in scene.layers]
+    whole = head + HEARD + explained + sum(tall) + 0.35
+    figure = pyplot.figure(figsize=(WIDTH, whole), facecolor=BACK)
+
+    def panel(column: tuple[float, float], top: float, high: float) -> Any:
+        """A part of the picture in inches, down from its own top left corner."""
+        axis = figure.add_axes((column[0] / WIDTH, 1 - (top + high) / whole, column[1] / WIDTH, high / whole))
+        axis.set(xticks=[], yticks=[], facecolor="none", xlim=(0, column[1]), ylim=(high, 0))
         axis.spines[:].set_visible(False)
-        axis.set_facecolor("none")
-    moment = (scene.focus + 0.5) / scene.frames * scene.seconds
-    draw_wave(axes[0, 1], scene)
-    axes[0, 0].text(0, 0.5, f"looking from\n{moment:.2f} s", color=MUTED, fontsize=9, va="center")
-    axes[0, 2].text(0.5, 0, "every moment (down)\nlooks at (across)", color=MUTED, fontsize=7, ha="center")
-    for row, layer in zip(axes[1:], scene.layers, strict=True):
-        draw_label(row[0], layer, scene)
-        draw_strip(row[1], layer, scene)
-        small = F.adaptive_avg_pool2d(layer.weight[None, None], (min(MAP, scene.frames),) * 2)[0, 0]
-        share = (small / small.amax(1, keepdim=True).clamp(min=1e-12)).sqrt()
-        row[2].imshow(share.numpy(), cmap=shades(), aspect="equal")
-        row[2].axhline(scene.focus / scene.frames * len(share), color=INK, linewidth=0.6)
-    for axis in axes[:, 1]:
-        axis.axvline(moment, color=INK, linewidth=0.8)
-        axis.set_xlim(0, scene.seconds)
-    last = axes[-1, 1]
-    last.set_xticks(np.linspace(0, scene.seconds, 5), [f"{t:.1f} s" for t in np.linspace(0, scene.seconds, 5)])
-    last.tick_params(length=0, labelsize=8, labelcolor=MUTED)
-    figure.suptitle(f"{scene.name}  ·  {scene.model}", fontsize=12, color=INK, x=0.01, ha="left")
-    figure.savefig(out, dpi=130, facecolor="#fcfcfa", metadata={"Software": None})
+        return axis
+
+    moment = (scene.focus + 0.5) * scene.step
+    write_head(panel((0.25, WIDTH - 0.5), 0, head), scene)
+    note = panel(LABEL, head, HEARD)
+    note.text(0, 0.4, "What is heard", fontsize=10, color=INK, weight="bold")
+    note.text(0, 0.62, f"the line marks the moment at {moment:.2f} s", fontsize=7.5, color=MUTED)
+    note.text(0, 1.17, "the words the model reads from it", fontsize=7.5, color=MUTED)
+    draw_wave(panel(STRIP, head, 1.0), scene, moment)
+    write_words(panel(STRIP, head + 1.0, 0.65), scene)
+    write_times(panel(STRIP, head + 1.65, 0.01), scene)
+    top = head + HEARD
+    for (column, _, _), lines in zip(COLUMNS, notes, strict=True):
+        note = panel(column, top, explained)
+        note.text(0, 0, "\n".join(lines), fontsize=7, color=MUTED, va="top", linespacing=1.25)
+    top += explained
+    for layer, high in zip(scene.layers, tall, strict=True):
+        write_label(panel(LABEL, top, high - 0.15), layer, scene)
+        draw_strip(panel(STRIP, top, high - 0.15), layer, scene, moment)
+        draw_map(panel(SIDE, top, SIDE[1]), layer, scene)
+        top += high
+    write_times(panel(STRIP, top - 0.15, 0.01), scene)
+    figure.savefig(out, dpi=130, facecolor=BACK, metadata={"Software": None})
     pyplot.close(figure)
 
 
-def shades():
-    """White to the accent."""
-    from matplotlib.colors import LinearSegmentedColormap
+def write_head(axis: Any, scene: Scene) -> None:
+    axis.text(0, 0.33, scene.name, fontsize=13, color=INK, weight="bold", parse_math=False)
+    axis.text(0, 0.53, scene.model, fontsize=9, color=MUTED, parse_math=False)
+    axis.text(0, 0.75, INTRO, fontsize=8.5, color=INK)
+    for number, kind in enumerate(scene.kinds):
+        x, y = 6.2 * (number % 2), 0.97 + 0.17 * (number // 2)
+        axis.plot([x, x + 0.25], [y - 0.04] * 2, color=PULSES[kind].light, linewidth=5, solid_capstyle="butt")
+        axis.text(x + 0.32, y, kind, fontsize=8, color=PULSES[kind].light, weight="bold")
+        axis.text(x + 1.05, y, PULSES[kind].about, fontsize=8, color=MUTED)
 
-    return LinearSegmentedColormap.from_list("accent", ["#f3f4f2", ACCENT])
+
+def draw_wave(axis: Any, scene: Scene, moment: float) -> None:
+    loud = scene.peaks()
+    axis.fill_between(np.linspace(0, scene.seconds, len(loud)), -loud, loud, color=WAVE, linewidth=0)
+    axis.axvline(moment, color=INK, linewidth=0.9)
+    axis.set(xlim=(0, scene.seconds), ylim=(-1.05, 1.05))
 
 
-def draw_wave(axis, scene: Scene) -> None:
-    parts = np.array_split(np.abs(scene.samples), min(1200, len(scene.samples)))
-    loud = np.array([part.max() for part in parts])
-    loud = loud / max(float(loud.max()), 1e-9)
-    times = np.linspace(0, scene.seconds, len(loud))
-    axis.fill_between(times, -loud, loud, color=WAVE, linewidth=0)
-    axis.set_ylim(-1.9, 1)
-    for word in scene.words:
-        axis.text((word.start + word.end) / 2, -1.8, word.word, fontsize=8, color=MUTED, ha="center")
+def write_words(axis: Any, scene: Scene) -> None:
+    """Under where they are heard, each in the first of three rows that has room; the word that is looked from first."""
+    axis.set_xlim(0, scene.seconds)
     if not scene.words:
-        axis.text(0, -1.8, "no words heard", fontsize=8, color=MUTED)
+        axis.text(0, 0.2, scene.wordless, fontsize=8.5, color=MUTED)
+        return
+    middle = (scene.focus + 0.5) * scene.step
+    rows: list[list[tuple[float, float]]] = [[], [], []]
+    here = [word.start <= middle < word.end for word in scene.words]
+    for word, marked in sorted(zip(scene.words, here, strict=True), key=lambda pair: not pair[1]):
+        style = {"color": ACCENT, "weight": "bold"} if marked else {"color": INK}
+        told = word.word if len(word.word) <= LETTERS else word.word[: LETTERS - 1] + "…"
+        label = axis.text((word.start + word.end) / 2, 0, told, fontsize=8.5, ha="center", parse_math=False, **style)
+        left, right = span(label, axis)
+        shift = max(0.0, -left) - max(0.0, right - scene.seconds)  # inside the picture
+        left, right, gap = left + shift, right + shift, 0.006 * scene.seconds
+        free = (n for n, row in enumerate(rows) if all(right + gap < a or b + gap < left for a, b in row))
+        row = next(free, None)
+        if row is None:
+            label.remove()  # better left out than unreadable
+            continue
+        rows[row].append((left, right))
+        label.set_position(((left + right) / 2, 0.2 + 0.19 * row))
+        label.set_gid("word")
 
 
-def draw_label(axis, layer: Layer, scene: Scene) -> None:
-    rate = scene.frames / scene.seconds
-    axis.set(xlim=(0, 1), ylim=(0, 1))
-    axis.text(0, 0.9, f"layer {layer.index}", fontsize=10, color=INK, weight="bold", va="top")
-    axis.text(0.42, 0.9, layer.mixer, fontsize=10, color=ACCENT, weight="bold", va="top")
-    axis.plot([0, 0.9], [0.5, 0.5], color=PULSE, linewidth=3, solid_capstyle="butt")
-    axis.plot([0, 0.9 * min(1.0, layer.worth)], [0.5, 0.5], color=ACCENT, linewidth=3, solid_capstyle="butt")
-    axis.text(0, 0.4, f"without it {layer.worth:.0%} is lost", fontsize=7.5, color=MUTED, va="top")
-    lines = [f"looks {layer.away / rate:.2f} s away"]
-    if layer.index in scene.swept:
-        lines.append(f"sweep: {scene.swept[layer.index]:.1%} left unexplained")
-    axis.text(0, 0.2, "\n".join(lines), fontsize=7.5, color=MUTED, va="top")
+def write_times(axis: Any, scene: Scene) -> None:
+    axis.set_xlim(0, scene.seconds)
+    axis.set_xticks(*zip(*ticks(scene.seconds), strict=True))
+    axis.tick_params(length=3, color=HAIR, labelsize=8, labelcolor=MUTED)
 
 
-def draw_strip(axis, layer: Layer, scene: Scene) -> None:
-    step = scene.seconds / scene.frames
-    for number, pulse in enumerate(layer.pulses):
-        bars = [(a * step, (b - a) * step) for a, b in pulse.runs]
-        axis.broken_barh(
-            bars, (1 - (number + 0.8) / len(layer.pulses), 0.6 / len(layer.pulses)), color=PULSE, linewidth=0
-        )
+def span(text: Any, axis: Any) -> tuple[float, float]:
+    """Where a text starts and ends, on the axis."""
+    box = text.get_window_extent().transformed(axis.transData.inverted())
+    return box.x0, box.x1
+
+
+def write_label(axis: Any, layer: Layer, scene: Scene) -> None:
+    axis.text(0, 0.14, f"Layer {layer.index}", fontsize=10, color=INK, weight="bold")
+    axis.text(0.82, 0.14, layer.mixer, fontsize=10, color=ACCENT, weight="bold")
+    y = 0.36
+    for name, share in scene.shares(layer).items():
+        colour = INK if name == "importance" else ACCENT
+        axis.text(0, y, name, fontsize=7.5, color=MUTED)
+        axis.text(2.1, y, percent(share), fontsize=7.5, color=INK, ha="right")
+        for end, shade in ((1.0, HAIR), (min(1.0, share), colour)):
+            axis.plot([0.68, 0.68 + 0.8 * end], [y - 0.035] * 2, color=shade, linewidth=3.5, solid_capstyle="butt")
+        y += 0.18
+    for number, line in enumerate(scene.facts(layer)):
+        axis.text(0, y + 0.02 + 0.15 * number, line, fontsize=7.5, color=MUTED)
+
+
+def draw_strip(axis: Any, layer: Layer, scene: Scene, moment: float) -> None:
+    """Behind, where words are; then how much is taken from where; in front the pulses."""
+    axis.set(xlim=(0, scene.seconds), ylim=(0, 1.04))
+    for word in scene.words or ():
+        axis.axvspan(word.start, word.end, color=SHADE, linewidth=0)
     row = layer.weight[scene.focus].numpy()
     row = np.sqrt(row / max(float(row.max()), 1e-12))
-    alpha = 0.72 if layer.pulses else 1.0
-    axis.stairs(row, np.arange(scene.frames + 1) * step, fill=True, color=ACCENT, alpha=alpha, linewidth=0)
-    axis.set_ylim(0, 1.02)
+    hills = PALE if layer.lines else ACCENT
+    axis.stairs(row, np.arange(scene.frames + 1) * scene.step, fill=True, color=hills, linewidth=0)
+    axis.axhline(0, color=HAIR, linewidth=0.8)
+    used = [[float(pulse.used[scene.focus]) for pulse in line] for line in layer.lines]
+    most = max(chain(*used), default=0.0)
+    labels: list[tuple[float, float, float, str]] = []  # how strong, where, how high, what
+    for lane, line in enumerate(layer.lines):
+        tall = min(0.72 / len(layer.lines), 0.075)
+        y = 0.96 - 0.9 * (lane + 0.5) / len(layer.lines)
+        for pulse, taken in zip(line, used[lane], strict=True):
+            bars = [(a * scene.step, (b - a) * scene.step) for a, b in pulse.at(scene.focus)]
+            alpha = 0.18 + 0.82 * (taken / max(most, 1e-12)) ** 0.5
+            look = {"color": PULSES[pulse.kind].light, "alpha": alpha, "linewidth": 0.4, "edgecolor": BACK}
+            axis.broken_barh(bars, (y - tall / 2, tall), **look)
+            if bars:
+                start, wide = min(bars, key=lambda bar: abs(bar[0] + bar[1] / 2 - moment))  # the nearest
+                labels.append((taken, start + wide / 2, y - tall / 2, scene.width(pulse, scene.focus)))
+    axis.axvline(moment, color=INK, linewidth=0.9)
+    write_widths(axis, labels, scene)
+
+
+def write_widths(axis: Any, labels: list[tuple[float, float, float, str]], scene: Scene) -> None:
+    """Under the strongest pulses how wide they are; none over another."""
+    from matplotlib.patheffects import withStroke
+
+    moment = (scene.focus + 0.5) * scene.step
+    placed: list[Any] = []
+    for _, x, y, words in sorted(labels, reverse=True):
+        label = axis.text(x, y - 0.01, words, fontsize=7, color=INK, ha="center", va="top")
+        label.set_path_effects([withStroke(linewidth=3, foreground=BACK)])
+        half = np.diff(span(label, axis))[0] / 2
+        if abs(x - moment) < half:
+            x = moment + 1.1 * half  # beside the line
+        label.set_x(min(max(x, half), scene.seconds - half))
+        box = label.get_window_extent()
+        if any(box.overlaps(other.expanded(1.15, 1)) for other in placed):
+            label.remove()
+            continue
+        label.set_gid("width")
+        placed.append(box)
+        if len(placed) == LABELLED:
+            break
+
+
+def draw_map(axis: Any, layer: Layer, scene: Scene) -> None:
+    from matplotlib.colors import LinearSegmentedColormap
+
+    side = min(MAP, scene.frames)
+    colours = LinearSegmentedColormap.from_list("accent", [SHADE, ACCENT])
+    axis.imshow(shown(layer.weight, side, side), cmap=colours, vmin=0, vmax=1, extent=(0, SIDE[1], SIDE[1], 0))
+    axis.axhline((scene.focus + 0.5) / scene.frames * SIDE[1], color=INK, linewidth=0.6)

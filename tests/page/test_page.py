@@ -119,8 +119,10 @@ def test_tables_sort(browser, evidence):
         assert sorted(before) == up != before
         assert values() == up[::-1]
         assert table.locator("th").nth(3).get_attribute("aria-sort") == "descending"
-        page.locator("#table-7 th button").nth(1).click()  # a column with a gap: what is not there goes last
-        assert page.locator("#table-7 tbody tr").last.locator("td").nth(1).inner_text() == ""
+        first, empty = page.locator("#table-7 tbody tr").first.locator("td"), "#table-7 td:nth-child({}):empty"
+        gap = next(n for n in range(1, first.count() + 1) if page.locator(empty.format(n)).count())
+        page.locator("#table-7 th button").nth(gap - 1).click()  # a column with a gap: what is not there goes last
+        assert page.locator("#table-7 tbody tr").last.locator("td").nth(gap - 1).inner_text() == ""
         page.evaluate("document.querySelectorAll('th button').forEach(b => b.click())")  # none fails
 
 

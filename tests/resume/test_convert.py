@@ -28,7 +28,7 @@ from lpa.convert import ablate as ablation
 from lpa.convert import session
 from lpa.convert.config import ConvertConfig, build, read
 from lpa.convert.control import compare, control, control_config
-from lpa.convert.loop import convert
+from lpa.convert.loop import convert, essentials
 from lpa.data import AudioBank
 from lpa.errors import LpaError
 from lpa.evaluate import transcribe
@@ -315,19 +315,48 @@ def test_swapping_alone_needs_no_data_and_trains_nothing(desk):
     assert result(desk / "swapped")["wer"] is None
 
 
-def test_a_budget_stops_at_the_last_step_within_it(desk):
+def test_a_budget_stops_at_the_last_step_within_it(desk, capsys):
     harmless, harmful = {"mixer": "window", "config": {"side": 200}}, {"mixer": "none", "config": {}}
     swaps = [{"index": 2, **harmless}, {"index": 0, **harmful}, {"index": 1, **harmless}]
     (desk / "risky.json").write_text(json.dumps({"swaps": swaps, "predicted": None}))
-    config = config_for(desk, "none", plan=str(desk / "risky.json"), progressive=True, budget=20.0)
+    config = config_for(desk, "none", plan=str(desk / "risky.json"), progressive=True, budget=20.0, layers=None)
     convert(config, desk / "budget")
     wers = [json.loads((desk / "budget" / f"step-0{n}" / "record.json").read_text())["wer"] for n in range(3)]
     assert wers[1] <= 20 < wers[2]
     assert not (desk / "budget" / "step-03").exists()
     found = result(desk / "budget")
-    assert (found["replaced"], found["wer"]) == ([2], wers[1])
+    assert (found["replaced"], found["wer"], found["exceeded"]) == ([2], wers[1], 2)
+    assert essentials(desk / "budget")["exceeded"] == 2
+    (said,) = (line for line in capsys.readouterr().err.splitlines() if "budget" in line)
+    assert said == (
+        f"step 2 is beyond the budget: WER % {wers[2]:.2f} against 20; kept is step 1 (layers 2); "
+        "to come further allow more with --budget, or train for longer, in another --out"
+    )
     assert same(desk / "budget" / "model", desk / "budget" / "step-01" / "model")
     assert control_config(desk / "budget").order == "2"
+
+
+def test_all_at_once_is_all_or_none_of_a_budget(desk, capsys):
+    convert(config_for(desk, "none", mixer="none", layers=0, budget=20.0), desk / "none-of-it")
+    found = result(desk / "none-of-it")
+    assert (found["replaced"], found["wer"], found["exceeded"]) == ([], found["wer_before"], 1)
+    (said,) = (line for line in capsys.readouterr().err.splitlines() if "budget" in line)
+    assert "kept is the model as it was; to come further" in said
+    assert "or stop part of the way with --set progressive=true, in another --out" in said
+    convert(config_for(desk, "none", mixer="window", layers=0, budget=1000.0), desk / "all-of-it")
+    assert (result(desk / "all-of-it")["exceeded"], result(desk / "all-of-it")["replaced"]) == (None, [0, 1, 2])
+    assert "budget" not in capsys.readouterr().err
+
+
+def test_a_plan_made_with_positions_knows_that_they_go(desk):
+    swaps = [{"index": i, "mixer": "window", "config": {"side": 4, "places": False}} for i in range(3)]
+    (desk / "placed.json").write_text(json.dumps({"swaps": swaps, "predicted": None}))
+    given = {"plan": str(desk / "placed.json"), "layers": None}
+    for positions in (True, False):
+        convert(config_for(desk, "none", **given, positions=positions), desk / f"placed-{positions}")
+        model = families.load(desk / f"placed-{positions}" / "model")
+        assert [model.swaps[i].config["places"] for i in range(3)] == [not positions] * 3
+        assert model.swaps[0].config["side"] == 4
 
 
 def test_best_distils_all_layers_at_once(desk):
@@ -351,7 +380,8 @@ def test_best_distils_all_layers_at_once(desk):
 def test_a_plan_is_carried_out_and_its_prediction_kept(desk):
     swaps = [{"index": 2, "mixer": "window", "config": {"side": 4}}, {"index": 0, "mixer": "none", "config": {}}]
     (desk / "choice.json").write_text(json.dumps({"swaps": swaps, "predicted": {"wer_points": 1.5}}))
-    convert(config_for(desk, "none", plan=str(desk / "choice.json"), progressive=True), desk / "planned")
+    given = {"plan": str(desk / "choice.json"), "progressive": True, "layers": None}
+    convert(config_for(desk, "none", **given), desk / "planned")
     found = result(desk / "planned")
     assert [step["layers"] for step in found["steps"]] == [[], [2], [0]]
     assert found["predicted"] == {"wer_points": 1.5}

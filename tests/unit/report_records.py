@@ -44,7 +44,7 @@ def write(folder: Path) -> Path:
         evaluation(folder, 12, {"wer": wer, "cer": 4.0}, config=timed, mixer="pyramid")
     evaluation(folder, 12, {"wer": 15.5, "cer": 5.0}, config=config("none"), mixer="pyramid")
     evaluation(folder, 12, {"wer": 47.0, "cer": 9.0}, config=config("none", "plan=choice.json"), mixer="ladder")
-    for layers in (1, 2):
+    for layers in (1, 2, 3):
         about = {"config": config("paper"), "model": f"runs/paper/step-{layers:02d}/model"}
         evaluation(folder, layers, {"wer": 20.0 + layers, "cer": 5.0}, **about)
     for layer in range(12):

@@ -1,6 +1,15 @@
-"""What a conversion can be asked for: mixers that differ by layer, no positions, minutes, a front end heard once."""
+"""What a conversion can be asked for: mixers that differ by layer, no positions, minutes, a front end heard once.
+
+And what it does unasked: speakers held out, a folder for one run at a time.
+"""
 
 import json
+import os
+import random
+import signal
+import sys
+import time
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +24,7 @@ from lpa.convert.config import ConvertConfig, read
 from lpa.convert.control import control_config
 from lpa.convert.loop import convert
 from lpa.convert.positions import diagonal_sums, inputs_of, scores_of_distances, told_by_position, without_positions
-from lpa.convert.session import Session
+from lpa.convert.session import CLAIM, HELD_OUT_WORDS, Claim, Session, held_out_of, started
 from lpa.errors import LpaError
 from lpa.mixers.attention import Pyramid, PyramidConfig, Window, WindowConfig
 from lpa.mixers.base import projections
@@ -356,6 +365,205 @@ def test_what_cannot_begin_leaves_nothing_and_may_be_put_right(desk, tmp_path):
     with pytest.raises(LpaError, match="differs in"):
         convert(config_for(desk, "none", seed=5), out)
     assert (out / "result.json").is_file()  # what has been made stays
+
+
+# --- speakers held out
+
+
+def test_a_tenth_of_the_speakers_is_held_out_whatever_else_there_is():
+    said = Counter({f"speaker {i}": 100 for i in range(20)})
+    chosen = held_out_of([said])
+    assert chosen == ("speaker 2", "speaker 15")  # in every run and on every machine
+    names = list(said)
+    random.Random(0).shuffle(names)
+    assert held_out_of([Counter({name: 70 for name in names})]) == chosen
+    halves = [Counter({name: 50 for name in half}) for half in (names[:10], names[10:])]
+    assert held_out_of(halves) == chosen
+    assert held_out_of([said + Counter({"": 5000})]) == chosen  # what nobody is named for
+
+
+def test_enough_is_left_to_train_on():
+    many = Counter({f"speaker {i}": 2000 for i in range(100)})
+    assert len(held_out_of([many])) == HELD_OUT_WORDS // 2000
+    for name in "abcdefghij":
+        others = Counter({other: 10 for other in "abcdefghij" if other != name})
+        assert name not in held_out_of([others, Counter({name: 10})])  # the other source has nobody else
+        assert name not in held_out_of([others + Counter({name: 80})])  # nearly half of the words
+    assert held_out_of([Counter({"a": 30, "b": 10, "c": 20})]) == ("b",)  # each more than a fifth: the least of them
+    assert held_out_of([Counter({"a": 10, "": 10})]) == ("a",)
+
+
+@pytest.mark.parametrize(
+    ("said", "names"), [([{"a": 10}], "a"), ([{"a": 10}, {"b": 10}], "[ab], [ab]"), ([{"": 10}], "none")]
+)
+def test_too_few_speakers_to_hold_one_out(said, names):
+    with pytest.raises(LpaError, match=rf"too few to hold one out \({names}\); add --data with other speakers"):
+        held_out_of([Counter(words) for words in said])
+
+
+def test_speakers_are_held_out_unasked_and_a_run_keeps_them(desk, capsys):
+    out = desk / "unasked"
+    convert(config_for(desk, "best", held_out=[], mixer="window"), out)
+    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("held out")]
+    (chosen,) = json.loads((out / "config.json").read_text())["held_out"]
+    assert said == [f"held out, to measure on: {chosen} (33% of the words); for others name them with --held-out"]
+    heard = json.loads((out / "data.json").read_text())
+    assert (heard["training"]["utterances"], heard["held_out"]["utterances"]) == (6, 3)
+    for names in ([], [chosen]):
+        convert(config_for(desk, "best", held_out=names, mixer="window"), out)  # it is the same run
+    other = "abc".replace(chosen, "")[0]
+    with pytest.raises(LpaError, match="differs in held_out"):
+        convert(config_for(desk, "best", held_out=[other], mixer="window"), out)
+    assert control_config(out).held_out == (chosen,)
+    convert(config_for(desk, "none", held_out=[]), desk / "unasked-none")
+    assert json.loads((desk / "unasked-none" / "config.json").read_text())["held_out"] == []  # nothing is trained
+
+
+def test_a_voice_alone_cannot_be_trained_and_measured_on(desk, tmp_path):
+    lines = (desk / "manifest.jsonl").read_text().splitlines()[::3]
+    text = "".join(line.replace('"audio": "', f'"audio": "{desk}/') + "\n" for line in lines)
+    (tmp_path / "one.jsonl").write_text(text)
+    with pytest.raises(LpaError, match=r"too few to hold one out \(a\)"):
+        convert(config_for(desk, "best", held_out=[], sources=[str(tmp_path / "one.jsonl")]), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+# --- a folder for one run at a time
+
+
+def test_a_second_run_in_a_folder_is_told_of_the_first(desk, tmp_path):
+    config, out = config_for(desk, "none"), tmp_path / "out"
+    with started(config, out):
+        before = {path.name: path.read_bytes() for path in out.iterdir()}
+        with pytest.raises(LpaError, match=rf"process {os.getpid()} on .+ is at work in .*out; wait for its end, or"):
+            convert(config, out)
+        assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+    convert(config, out)
+    assert not (out / CLAIM).exists()
+
+
+def test_a_killed_run_leaves_its_folder_free(tmp_path):
+    child = os.fork()
+    if child == 0:
+        try:
+            claim = Claim(tmp_path / "out")
+            (tmp_path / "claimed").write_text(str(claim.path))
+            time.sleep(60)
+        finally:
+            os._exit(1)
+    try:
+        deadline = time.monotonic() + 30
+        while not (tmp_path / "claimed").exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        with pytest.raises(LpaError, match=f"process {child} on"):
+            Claim(tmp_path / "out")
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    assert (tmp_path / "out" / CLAIM).is_file()  # it could not tidy up
+    claim = Claim(tmp_path / "out")
+    with pytest.raises(LpaError, match=f"process {os.getpid()} on"):
+        Claim(tmp_path / "out")
+    claim.release()
+
+
+def test_a_folder_that_is_something_else_stays_as_it_is(desk, tmp_path):
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(LpaError, match=r"cannot be a run folder \(.+\); choose another --out"):
+        convert(config_for(desk, "none"), tmp_path / "file")
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text('{"hidden_size": 16}')
+    with pytest.raises(LpaError, match="hidden_size"):
+        convert(config_for(desk, "best", held_out=[]), tmp_path / "model")
+    assert [path.name for path in (tmp_path / "model").iterdir()] == ["config.json"]
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+# --- the commands
+
+
+def lpa(monkeypatch, *words) -> None:
+    from lpa.cli import main
+
+    monkeypatch.setattr(sys, "argv", ["lpa", *map(str, words)])
+    main()
+
+
+def test_a_conversion_answers_programs(desk, tmp_path, monkeypatch, capsys):
+    def answer(*words) -> dict:
+        data = ("--data", desk / "manifest.jsonl", "--set", "train.device=cpu", "--json")
+        with pytest.raises(SystemExit) as ended:
+            lpa(monkeypatch, "convert", desk / "whisper", *data, *words)
+        assert not ended.value.code
+        return json.loads(capsys.readouterr().out)
+
+    out = tmp_path / "out"
+    found = answer("--recipe", "none", "--mixer", "window", "--layers", "2", "--out", out)
+    kept = result(out)
+    assert found == {
+        "finished": True,
+        "model": str(out / "model"),
+        "measure": "wer",
+        "wer": kept["wer"],
+        "wer_before": kept["wer_before"],
+        "replaced": [0, 1],
+        "attention_kept": False,
+        "exceeded": None,
+        "predicted": None,
+        "outcome": kept["outcome"],
+        "held_out": [],
+    }
+    stopped = answer("--recipe", "best", "--max-minutes", "1e-9", "--out", tmp_path / "stopped")
+    assert stopped == {"finished": False, "out": str(tmp_path / "stopped")}
+
+
+def test_who_interrupts_is_told_that_nothing_is_lost(desk, tmp_path, monkeypatch, capsys):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("lpa.convert.loop.convert", interrupted)
+    for rank, said in (("0", 1), ("1", 0)):  # of several processes one speaks
+        monkeypatch.setenv("RANK", rank)
+        with pytest.raises(SystemExit) as stopped:
+            lpa(monkeypatch, "convert", desk / "whisper", "--recipe", "none", "--out", tmp_path / "out")
+        assert stopped.value.code
+        assert capsys.readouterr().err.count("stopped; the same command goes on where it was") == said
+
+
+def test_a_plan_names_its_mixers_in_one_word_or_several(desk, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("LPA_COMMIT", "abc")
+    out, results = tmp_path / "plan", tmp_path / "results"
+
+    def plan(*words) -> dict:
+        given = ("--out", out, "--data", desk / "manifest.jsonl", "--measure", "relative", "--json")
+        few = ("--set", "train.device=cpu", "--set", "batch_seconds=4.0", "--set", "mixer_config.window={side = 2}")
+        with pytest.raises(SystemExit) as ended:
+            lpa(monkeypatch, "plan", desk / "whisper", *given, *few, "--record", "--results", results, *words)
+        assert not ended.value.code
+        return json.loads(capsys.readouterr().out)
+
+    found = plan("--mixer", "none, window", "--mixer", "pyramid,none", "--mflop", "1e9")
+    assert found == json.loads((out / "choice.json").read_text())
+    swept = {path.parent.name: json.loads(path.read_text()) for path in out.glob("*/sweep.json")}
+    assert sorted(swept) == ["none", "pyramid", "window"]
+    layers = {name: sweep["layers"][0] for name, sweep in swept.items()}
+    assert layers["window"]["config"]["side"] == 2
+    assert layers["pyramid"]["config"]["pieces"] == read("best", model="m").mixer_config["pieces"]
+    # one of them is trained, so all are measured on speakers that it does not hear
+    runs = [json.loads((out / name / "config.json").read_text()) for name in (*swept, "")]
+    assert len(runs[0]["held_out"]) == 1
+    assert all(run["held_out"] == runs[0]["held_out"] for run in runs)
+    assert layers["none"]["epochs"] == 2
+    assert plan("--mixer", "none,window,pyramid", "--mflop", "1e9") == found
+    (record,) = (json.loads(line) for line in (results / "plan.jsonl").read_text().splitlines())  # once, not twice
+    assert record["figures"]["relative"] == found["predicted"]["relative"]
+    assert record["config"]["mixer"] == "none,window,pyramid"
+    assert record["choice"] == [row["mixer"] for row in found["layers"]]
+    assert len((results / "sweep.jsonl").read_text().splitlines()) == 3 * 3
+    cheap = plan("--mixer", "none,window", "--mflop", "0")
+    assert [row["mixer"] for row in cheap["layers"]] == ["none"] * 3
+    assert len((results / "plan.jsonl").read_text().splitlines()) == 2
 
 
 def test_gates_can_harden_in_the_final_tuning(desk):

@@ -1,5 +1,6 @@
 """`lpa enhance`: blocks against one pass, lengths, rates, channels, memory, bad files, model folders."""
 
+import math
 import os
 import subprocess
 import sys
@@ -11,7 +12,7 @@ import soundfile
 import torch
 from tiny_models import make_sepformer
 
-from lpa.enhance import Level, clean, enhance, enhance_files, load, margin_of, run
+from lpa.enhance import DEPTHS, Level, clean, enhance, enhance_file, enhance_files, load, margin_of, run
 from lpa.errors import LpaError
 from lpa.families.sepformer import SepFormer
 from lpa.score import si_snr_improvement
@@ -185,6 +186,27 @@ def test_a_file_keeps_its_rate_channels_length_and_depth(tmp_path, folder, capsy
     assert os.listdir(tmp_path / "out") == [written]  # nothing left lying about
 
 
+def test_progress_is_told_to_the_end(tmp_path, folder):
+    soundfile.write(tmp_path / "a.wav", noise(200_000), 16000)
+    told: list[float] = []
+    enhance_file(load(folder), tmp_path / "a.wav", tmp_path / "b.wav", block=0.5, progress=told.append)
+    assert len(told) > 2
+    assert told == sorted(told)
+    assert told[-1] == 12.5
+
+
+def test_a_wav_too_large_for_its_form_is_written_in_a_larger_one(tmp_path, folder, monkeypatch):
+    """A wav counts its bytes in 32 bits: 13 hours of 16 bit at 48 kHz; RF64 is the same with 64."""
+    for channels, depth in ((1, "PCM_16"), (2, "PCM_24")):
+        soundfile.write(tmp_path / "a.wav", noise(3000, channels), 16000, subtype=depth)
+        size = 3000 * channels * DEPTHS[depth]
+        for largest, form in ((size, "WAV"), (size - 1, "RF64")):
+            monkeypatch.setattr("lpa.enhance.LARGEST_WAV", largest)
+            assert enhance_files([str(tmp_path / "a.wav")], folder, tmp_path / "out") == 0
+            found = soundfile.info(tmp_path / "out" / "a.wav")
+            assert (found.format, found.frames, found.subtype) == (form, 3000, depth)
+
+
 def test_one_bad_file_does_not_stop_the_rest(tmp_path, folder, capsys):
     soundfile.write(tmp_path / "good.wav", noise(3000), 16000)
     (tmp_path / "text.wav").write_text("no audio")
@@ -209,6 +231,9 @@ def test_what_would_overwrite_is_said_before_any_work(tmp_path, folder):
         enhance_files([str(tmp_path / "a.wav"), str(tmp_path / "x" / "a.wav")], folder, tmp_path / "out")
     with pytest.raises(LpaError, match="have flac, wav"):
         enhance_files([str(tmp_path / "a.wav")], folder, tmp_path / "out", form="mp3")
+    for block in (0.0, -1.0, math.inf, math.nan):
+        with pytest.raises(LpaError, match="is no block"):
+            enhance_files([str(tmp_path / "a.wav")], folder, tmp_path / "out", block=block)
     with pytest.raises(LpaError, match="cannot be made a folder"):
         enhance_files([str(tmp_path / "a.wav")], folder, tmp_path / "b.wav")
     assert (tmp_path / "a.wav").read_bytes() == before

@@ -1,6 +1,9 @@
-"""The time that is left, at the pace of this run."""
+"""The time that is left, at the pace of this run; the table as it grows."""
+
+import io
 
 import pytest
+from rich.console import Console
 
 from lpa.convert import progress
 from lpa.score import Measure
@@ -60,4 +63,38 @@ def test_without_training_it_is_by_steps(clock):
     clock.now = 60.0
     table.add(record(1), ran=True)
     assert table.left() == "3.0 min"
-    assert table.render().caption == "3.0 min left"
+
+
+def drawn(table: progress.Steps, row: dict) -> list[str]:
+    screen = io.StringIO()
+    Console(file=screen, width=100).print(table.render(row))
+    return screen.getvalue().splitlines()
+
+
+def test_the_table_grows_by_a_row_a_step(clock):
+    table = progress.Steps(4, False, measure())
+    table.add(record(0), ran=False)
+    names, first = drawn(table, table.rows[0])
+    assert names.split() == ["step", "WER", "%", "seconds", "left", "layers"]
+    assert first.split() == ["0/4", "10.00", "1", "0"]  # of the time left nothing is known
+    clock.now = 60.0
+    undone = {**record(1), "layers": [], "wer": None, "stages": [{"reverted": False}, {"reverted": True}]}
+    table.add(undone, ran=True)
+    (second,) = drawn(table, undone)  # the names are there already
+    assert second.split() == ["1/4", "not", "measured", "1", "3.0", "min", "none", "(alignment", "undone)"]
+    for name, last in (("step", "1/4"), ("left", "3.0 min"), ("WER %", "not measured")):
+        assert names.index(name) + len(name) == second.index(last) + len(last)  # right under their names
+    assert names.index("layers") == first.index("0", first.index("1 ")) == second.index("none")
+
+
+def test_without_a_terminal_it_is_a_line_a_step(clock, capsys):
+    table = progress.Steps(2, True, measure())
+    table.add(record(0), ran=False)
+    clock.now = 60.0
+    table.add(record(1), ran=True)
+    table.end(None)
+    assert capsys.readouterr().err.splitlines() == [
+        "step 0/2  layers 0  WER % 10.00",
+        "step 1/2  layers 1  WER % 10.00  1.0 min left",
+        "finished: WER % not measured",
+    ]

@@ -13,10 +13,11 @@ import report_records
 from lpa import records
 from lpa.errors import LpaError
 from lpa.plan import Plan, Swap
-from lpa.report import measured, paper, readme, report
-from lpa.report.items import DIFFERENT, IMPOSSIBLE, MISSING, REPRODUCED
+from lpa.report import conversions, measured, paper, readme, report
+from lpa.report.ablation import judge_ablation, why_ablation
+from lpa.report.items import DIFFERENT, IMPOSSIBLE, MISSING, OURS, REPRODUCED, Grid, Item, Verdict, machine_below
 from lpa.report.page import OURS_ALONE, PAPER, render
-from lpa.report.quality import judge_ablation, judge_sweep, judge_wall, trained_alike
+from lpa.report.quality import judge_sweep, judge_wall, trained_alike
 
 ROOT = Path(__file__).parents[2]
 
@@ -89,20 +90,30 @@ def test_a_figure_says_how_sure_it_is():
     assert measured.figure([record(1)], "cer") is None
 
 
+def test_a_benchmark_made_again_tells_the_range_of_its_runs():
+    def record(number, **figures):
+        return {"id": f"x-{number}", "kind": "bench", "date": f"2026-01-0{number}", "seed": None, "figures": figures}
+
+    again = measured.figure([record(2, speedup=3.0), record(1, speedup=2.0)], "speedup")
+    assert (again.value, again.around(), again.ids) == (3.0, "2.00–3.00, 2 runs", ("x-2", "x-1"))
+    heard = [record(number, wer=6.0, wer_low=5.0, wer_high=7.0) for number in (1, 2)]
+    assert measured.figure(heard, "wer").around() == "5.00–7.00, 95 %"  # no clock decides what is heard
+
+
 def test_every_row_of_the_ablation_is_known_by_its_settings():
-    rows = [measured.ablation_row(report_records.ablation(row).to_dict()) for row in range(len(paper.ABLATION))]
+    rows = [conversions.ablation_row(report_records.ablation(row).to_dict()) for row in range(len(paper.ABLATION))]
     assert rows == list(range(len(paper.ABLATION)))
     config = report_records.config("paper").to_dict()
     odd = {**config, "ffn": 0.0}  # a technique in the middle is off: no row of a cumulative table
-    assert measured.ablation_row(odd) is None
+    assert conversions.ablation_row(odd) is None
     for change in ({"order": "random:0"}, {"final_tau": 0.02}):  # nor another order, nor a stage more
-        assert measured.ablation_row({**config, **change}) is None
-    assert measured.ablation_row(report_records.config("best").to_dict()) is None
+        assert conversions.ablation_row({**config, **change}) is None
+    assert conversions.ablation_row(report_records.config("best").to_dict()) is None
 
 
 def test_series_are_told_apart():
     names = [
-        measured.series(report_records.config(recipe, *changes).to_dict())
+        conversions.series(report_records.config(recipe, *changes).to_dict())
         for recipe, *changes in (
             ("paper",),
             ("paper", "order=depth"),
@@ -118,17 +129,17 @@ def test_series_are_told_apart():
         )
     ]
     assert names == [
-        "lpa, sweep order, 8 epochs a layer",
-        "lpa, depth order, 8 epochs a layer",
-        "summary, sweep order, 8 epochs a layer",
+        "lpa, paper's recipe, easiest layers first",
+        "lpa, paper's recipe, first layers first",
+        "summary, paper's recipe, easiest layers first",
         "pyramid of 64 windows, distilled",
         "pyramid of 64 windows, distilled, 1 min",
         "attention kept (control), distilled",
         "pyramid of 64 windows, not trained",
-        "window side=16, not trained",
+        "window ±16, not trained",
         "pyramid and window, distilled, no positions",
         "the planner's choice, distilled",
-        "lpa, sweep order, hardened, 8 epochs a layer",
+        "lpa, paper's recipe, easiest layers first, gates hardened at the end",
     ]
 
 
@@ -149,7 +160,7 @@ def test_the_paper_is_all_there(found):
     assert {f"table-{n}" for n in range(1, 12)} | {f"figure-{n}" for n in range(1, 5)} <= set(made)
     assert made["table-1"].grid.rows[-1][1] == 9.35
     assert [row[0] for row in made["table-7"].grid.rows] == list(range(11))
-    assert made["table-10"].grid.rows[-1][2:6] == ["137.3", "137.33", "0.281", "0.281"]  # ours, computed, beside it
+    assert made["table-10"].grid.rows[-1][2:6] == ["137.3", "137.33", "281", "281.2"]  # ours, computed, beside it
 
 
 def test_without_records_the_page_says_what_to_type():
@@ -168,15 +179,21 @@ def test_records_fill_the_tables(found):
     made = items(found)
     assert {item.verdict.mark for item in made.values()} >= {REPRODUCED, IMPOSSIBLE}
     best = next(row for row in made["conversions"].grid.rows if row[1] == "pyramid of 64 windows, distilled")
-    assert (best[3].value, best[4].value, best[5]) == (pytest.approx(11.6), pytest.approx(11.5), "+0.10")
-    assert (best[6].value, best[7].value, best[8]) == (pytest.approx(9.6), pytest.approx(9.5), "+0.10")
-    assert best[3].spread == best[7].spread == "3 seeds"
-    ablation = [row[3].value for row in made["table-1"].grid.rows]
+    assert (best[4].value, best[5].value, best[6]) == (pytest.approx(11.6), pytest.approx(11.5), "+0.10")
+    assert (best[7].value, best[8].value, best[9]) == (pytest.approx(9.6), pytest.approx(9.5), "+0.10")
+    assert best[4].spread == best[8].spread == "3 seeds"
+    ablation = [row[5].value for row in made["table-1"].grid.rows]
     assert ablation == list(report_records.ROWS)
-    column = made["table-7"].grid.columns.index("ours, lpa, sweep order, 8 epochs a layer")
+    column = made["table-7"].grid.columns.index("ours, easiest layers first, held-out")
     assert [row[column].value for row in made["table-7"].grid.rows] == list(report_records.PAPER_WER)
-    column = made["table-7"].grid.columns.index("ours, lpa, sweep order, 8 epochs a layer, test-clean")
-    assert [row[column] and row[column].value for row in made["table-7"].grid.rows][:4] == [None, 21.0, 22.0, None]
+    column = made["table-7"].grid.columns.index("ours, easiest layers first, test-clean")
+    assert [row[column] and row[column].value for row in made["table-7"].grid.rows][:5] == [
+        None,
+        21.0,
+        22.0,
+        23.0,
+        None,
+    ]
     (timed,) = made["training"].grid.rows
     assert made["training"].grid.columns[3:] == ("not at all", "1 min", "10 min")
     assert [cell.value for cell in timed[3:]] == [15.5, 13.5, 12.5]
@@ -184,19 +201,61 @@ def test_records_fill_the_tables(found):
     assert (splits[8][2].value, splits[8][4].value) == (18.5, 18.0)  # neither joined nor at another temperature
     (line,) = made["duration"].charts[0].lines
     assert [x for x, _ in line.points] == [5, 30, 120, 600]
-    assert len(made["temperature"].grid.rows) == 3
+    assert made["temperature"].grid.columns[2:] == ("τ = 0.5", "τ = 0.01", "hard gates")
+    assert [[cell.value for cell in row[2:]] for row in made["temperature"].grid.rows] == [[11.0, 11.0, 11.0]]
     assert [(row[2], row[3].value) for row in made["latency"].grid.rows] == [("1", 14.0), ("4", 11.0)]
-    assert [row[1:] for row in made["plan"].grid.rows] == [["ladder, pyramid", "12", "as they are", "+1.90", "+2.60"]]
+    ((_, *choice, predicted, came),) = made["plan"].grid.rows
+    assert (choice, predicted.value, came.value) == (["ladder, pyramid", "12", "as they are"], 1.9, 2.6)
     heard = {row[2]: row[3:] for row in made["cleaned"].grid.rows if row[0] == "runs/all"}
     assert list(heard) == ["white", "babble"]
     assert [cell.value for cell in heard["babble"]] == [7.0, 2.1, 1.2, 0.92, 0.85]
     assert [(r[3], r[4].value) for r in made["start-to-text"].grid.rows] == [("10", 0.9), ("3,600", 80.0)]
-    assert made["peers"].grid.rows[1][2].around() == "38.00–40.00, 95 %"
-    assert made["table-3"].grid.columns[-1] == "ours, lpa, wav2vec2-base, torch, fp32"
-    lpa = made["table-2"].grid.columns.index("ours, lpa")
+    assert made["peers"].grid.rows[1][3].around() == "38.00–40.00, 95 %"
+    assert [row[2] and row[2].value for row in made["table-3"].grid.rows] == [1 + 10 / 30, None, 3, None, 21]
+    lpa = made["table-2"].grid.columns.index("ours, lpa, dB")
     assert [row[lpa] and row[lpa].value for row in made["table-2"].grid.rows] == [5.9, 6.2, 6.4, 6.8, None, None]
     assert made["table-11"].verdict.mark == REPRODUCED
     assert made["table-11"].grid.rows[-1][-1].value == 1200
+
+
+def test_a_verdict_says_why(found):
+    for records_ in (found, measured.load(ROOT / "results")):
+        for item in (make(records_) for make in PAPER):
+            assert all(v.why for v in item.verdicts() if v.mark in (DIFFERENT, IMPOSSIBLE)), item.id
+            assert all(v.what for v in item.verdicts() if v.mark in (DIFFERENT, REPRODUCED)), item.id
+
+
+def test_an_item_is_reproduced_only_where_both_halves_are():
+    halves = {mark: Verdict(mark, "what", "why") for mark in (REPRODUCED, DIFFERENT, OURS)}
+    assert Item("x", "x", "x", halves[REPRODUCED], also=[halves[DIFFERENT]]).mark() == DIFFERENT
+    assert Item("x", "x", "x", halves[REPRODUCED], also=[halves[OURS]]).mark() == REPRODUCED
+
+
+def test_both_halves_are_on_the_page(found):
+    text = render(found)
+    for half in ("speech recognition", "speech enhancement", "layers within chunks"):
+        assert text.count(f"</span> ({half})") == 2  # at a glance, and with its table
+
+
+def test_the_order_is_the_reason_only_where_it_puts_the_costly_layer_off(found):
+    ours = {n: measured.Figure(wer, ("x-1",)) for n, wer in enumerate(report_records.ROWS)}
+    steps = [r for r in found if "/step-" in r["model"] and r.get("config")]
+    by_depth = [{**r, "config": {**r["config"], "order": "depth"}} for r in steps]
+    by_depth[-1] = {**by_depth[-1], "figures": {"wer": 40.0}}  # the third layer, number 2, costs the most
+    reason = "layer 2 alone costs 18 points; the sweep puts it behind these 3"
+    assert reason not in why_ablation([*found, *by_depth], ours)  # its third, too
+    swept = [r for r in found if r["kind"] == "sweep" and r["figures"]["layer"] == 2]
+    hard = [{**r, "figures": {**r["figures"], "mse": 99.0}, "date": r["date"] + "x"} for r in swept]
+    assert reason in why_ablation([*found, *by_depth, *hard], ours)
+
+
+def test_the_machine_is_named_once_where_there_is_one():
+    grid = Grid(("model", "machine", "ms"), [["a", "here", 1], ["b", "here", 2]], ours=frozenset({2}))
+    short, said = machine_below(grid)
+    assert (short.columns, short.rows, short.ours) == (("model", "ms"), [["a", 1], ["b", 2]], {1})
+    assert said == "All on here."
+    several = Grid(("model", "machine"), [["a", "here"], ["b", "there"]])
+    assert machine_below(several) == (several,)
 
 
 def test_verdicts_follow_the_figures():
@@ -270,7 +329,7 @@ def test_the_readme_tells_of_speech_nobody_trained_on(found):
     again = [{**r, "date": r["date"] + "x", "config": {**r["config"], "lr": 1.0}} for r in found if r.get("config")]
     assert readme.BLOCKS["conversions"]([*found, *again]) == compared  # of two trainings of one name the newest alone
     assert (
-        "| wav2vec2-12 | pyramid of 64 windows, distilled | 8 of 12 | 11.60 (11.50–11.70, 3 seeds) | 11.50 ("
+        "| wav2vec2-12 | pyramid of 64 windows, distilled | 8 of 12 |  | 11.60 (11.50–11.70, 3 seeds) | 11.50 ("
         in compared
     )
     assert "naive" not in compared  # it has no control to stand beside

@@ -12,6 +12,7 @@ from torch import nn
 
 from lpa.denoise import negative_si_snr
 from lpa.errors import LpaError
+from lpa.families import sepformer
 from lpa.families.sepformer import SepFormer, position_table
 from lpa.families.speechbrain import load_speechbrain
 from lpa.inspect import describe
@@ -147,6 +148,70 @@ def test_a_padded_batch_gives_what_each_gives_alone(changes, mixer):
                 torch.testing.assert_close(together[row, :length], alone, atol=2e-5, rtol=1e-4)
             else:
                 assert not together[row].any()
+
+
+@pytest.mark.parametrize("changes", [{}, {"norm": "cln"}])
+@pytest.mark.parametrize("mixer", ["", "lpa", "pyramid", "summary"])
+@pytest.mark.parametrize("lengths", [None, [1500, 700, 40]])
+def test_some_sequences_at_a_time_give_what_all_at_once_give(monkeypatch, changes, mixer, lengths):
+    model = tiny(**changes)
+    if mixer:
+        for site in model.sites():
+            swap(model, site, mixer)
+    heard: dict[str, list[int]] = {"intra": [], "inter": []}
+    for kind in heard:
+        path = getattr(model.encoder.dual_mdl[0], f"{kind}_mdl")
+        path.mdl.layers[0].register_forward_hook(lambda _, given, __, kind=kind: heard[kind].append(len(given[0])))
+    audio = torch.randn(3, 1500)
+    own = None if lengths is None else torch.tensor(lengths)
+    monkeypatch.setattr(sepformer, "AT_ONCE", 85)  # frames: 8 chunks of 10, 2 rows of 40 chunks
+    wanted = model.clean(audio, own).detach()  # a gradient is wanted here: all at once
+    assert heard == {"intra": [3 * 40], "inter": [3 * 10]}
+    with torch.no_grad():
+        found = model.clean(audio, own)
+    assert wanted.abs().max() > 1e-3
+    torch.testing.assert_close(found, wanted, atol=2e-6, rtol=1e-4)
+    assert {kind: (max(sizes[1:]), sum(sizes[1:])) for kind, sizes in heard.items()} == {
+        "intra": (8, 3 * 40),
+        "inter": (2, 3 * 10),
+    }
+
+
+@pytest.mark.parametrize("norm", ["ln", "cln"])
+def test_gradients_know_nothing_of_it(monkeypatch, norm):
+    model, audio, wanted = tiny(norm=norm), torch.randn(2, 500), torch.randn(2, 500)
+    found = []
+    for at_once in (1 << 20, 1):
+        monkeypatch.setattr(sepformer, "AT_ONCE", at_once)
+        model.zero_grad()
+        negative_si_snr(model.clean(audio), wanted).mean().backward()
+        found.append({name: p.grad.clone() for name, p in model.named_parameters()})
+        with torch.no_grad():
+            model.clean(audio)  # leaves nothing behind
+    assert all(grad.abs().max() > 0 for name, grad in found[0].items() if "k_proj.bias" not in name)
+    assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="peak memory is read from /proc")
+def test_one_pass_takes_little_more_memory_than_its_frames():
+    """Half a minute in a process of its own, against all at once: what a layer makes on the way is not there whole."""
+    script = (
+        "import sys, torch; torch.set_num_threads(1)\n"
+        "from pathlib import Path; from lpa.families import sepformer\n"
+        "model = sepformer.SepFormer.create('sepformer', {'width': 32, 'heads': 2, 'ffn': 256, 'blocks': 1,"
+        " 'intra_layers': 1, 'inter_layers': 1, 'norm': 'cln'})\n"
+        "peak = lambda: int(Path('/proc/self/status').read_text().split('VmHWM:')[1].split()[0]) / 1024\n"
+        "if sys.argv[1] == 'all': sepformer.AT_ONCE = 1 << 40\n"
+        "with torch.no_grad(): model.clean(torch.randn(1, 16000)); before = peak()\n"
+        "with torch.no_grad(): model.clean(torch.randn(1, 30 * 16000)); print(peak() - before)"
+    )
+    peaks = [
+        float(subprocess.run([sys.executable, "-c", script, how], capture_output=True, text=True, check=True).stdout)
+        for how in ("some", "all")
+    ]
+    frames = 2 * 30 * 2000 * 32 * 4 / 2**20  # MiB of the chunks, in which every frame is twice
+    assert peaks[0] < 5 * frames, peaks
+    assert peaks[1] > 2 * peaks[0], peaks
 
 
 def test_any_length_beyond_the_stored_position_tables():

@@ -1,10 +1,14 @@
 """What `lpa show` draws is what the layers do: its maps, times the values, are the mixers' outputs."""
 
+import base64
+import html
 import json
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
+import soundfile
 import torch
 from tiny_models import make
 
@@ -12,7 +16,9 @@ from lpa.bench import random_attention
 from lpa.errors import LpaError
 from lpa.mixers import LPA, MIXERS, build
 from lpa.mixers.lpa import LPAConfig
-from lpa.show import looks, show
+from lpa.show import legend, looks, pulses, show
+from lpa.show.pulses import Pulse
+from lpa.show.scene import Scene
 from lpa.surgery import mixer_at, save, swap
 
 CLIP = str(Path(__file__).parents[1] / "data" / "librivox" / "austen-0870.flac")
@@ -56,9 +62,57 @@ def test_looks_give_the_mixers_output(name, config):
     elif name == "dynconv":
         heads, values = looks.dynconv_looks(mixer, x), mixer.value(x)[0]
     else:
-        function = {"window": looks.window_looks, "pyramid": looks.pyramid_looks}[name]
-        heads, values = function(mixer, x), mixer.project(x)[1].chunk(2, -1)[1][0]
+        heads = looks.window_looks(mixer, x) if name == "window" else looks.pyramid_looks(mixer, x)[0]
+        values = mixer.project(x)[1].chunk(2, -1)[1][0]
     torch.testing.assert_close(gathered(heads, values, mixer.out), mixer(x).y[0], atol=2e-5, rtol=1e-4)
+
+
+@torch.no_grad()
+def test_a_pyramid_s_pulses_are_all_it_takes():
+    mixer, x = layer("pyramid", right=20)
+    heads, found = looks.pyramid_looks(mixer, x)
+    assert [p.kind for p in found] == ["block", *2 * (4 * ["piece"] + 4 * ["wide"])]
+    torch.testing.assert_close(sum(p.used for p in found), torch.ones(FRAMES))
+    for frame in (0, 50, FRAMES - 1):
+        spans = [span for p in found for span in p.at(frame)]
+        seen = torch.zeros(FRAMES)
+        for a, b in spans:
+            seen[int(a) : int(b)] += 1
+        assert torch.equal(seen, (heads[:, frame].sum(0) > 0).float())  # they lie side by side, over all it sees
+    assert len(pulses.lay_out(found)) == 3  # so that a line a kind is enough
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["ladder", "anchored"])
+def test_pulses_that_go_along_lie_where_the_layer_looks(name):
+    mixer, x = layer(name)
+    heads, found = looks.lpa_looks(mixer, x, None)
+    assert {p.kind for p in found} == {name}
+    assert len(found) == (1 if name == "ladder" else mixer.heads) * mixer.in_frame  # all heads share a ladder's
+    for frame in (0, 100, FRAMES - 1):
+        spans = [span for p in found for span in p.at(frame)]
+        looked = heads[:, frame].abs().sum(0).nonzero()[:, 0]
+        assert min(int(a) for a, _ in spans) == int(looked.min())
+        assert max(int(np.ceil(b)) for _, b in spans) == int(looked.max()) + 1
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["window", "pyramid", "lpa", "ladder", "dynconv"])
+def test_difficulty_is_what_a_shorter_look_loses(name):
+    mixer, x = layer(name)
+    told = [looks.look(mixer, (x,), {}, None, near)[2] for near in (0, 4, 20, FRAMES)]
+    assert told == sorted(told, reverse=True)
+    assert 0.01 < told[0] <= 1
+    assert told[-1] == pytest.approx(0, abs=1e-6)
+
+
+@torch.no_grad()
+def test_difficulty_of_attention_is_what_a_window_misses():
+    attention = random_attention(DIM, 4)
+    x = torch.randn(1, FRAMES, DIM, generator=torch.Generator().manual_seed(0))
+    whole, short = (build("window", attention, {"side": side})(x).y[0] for side in (FRAMES, 7))
+    told = looks.look(attention, (x,), {}, None, 7)[2]
+    assert told == pytest.approx(looks.lost(whole, short), abs=1e-4)
 
 
 @torch.no_grad()
@@ -92,18 +146,19 @@ def test_every_layer_of_a_model_is_studied(case):
     swap(model, 1, "lpa")
     audio = 0.3 * torch.randn(1, 12000, generator=torch.Generator().manual_seed(0))
     before = model(audio).last
-    logits, (attention, pulses) = looks.study(model, audio)
+    logits, (attention, replaced) = looks.study(model, audio)
     frames = model.frames(12000)
-    assert logits.shape[0] == frames == len(attention.weight) == len(pulses.weight)
+    assert logits.shape[0] == frames == len(attention.weight) == len(replaced.weight)
     torch.testing.assert_close(attention.weight.sum(1), torch.ones(frames))  # shares of one
-    assert (attention.mixer, pulses.mixer) == ("attention", "lpa")
+    assert (attention.mixer, replaced.mixer) == ("attention", "lpa")
     config: LPAConfig = mixer_at(model, 1).config
-    assert len(pulses.pulses) == config.heads * 12
-    assert not attention.pulses
-    assert {p.family for p in pulses.pulses} == set(looks.FAMILIES)
-    assert all(0 <= a < b <= frames for p in pulses.pulses for a, b in p.runs)
+    drawn = [p for line in replaced.lines for p in line]
+    assert replaced.pulses == config.heads * 12 >= len(drawn)
+    assert (attention.pulses, attention.lines) == (0, [])
+    assert {p.kind for p in drawn} == set(looks.IN_RECORDING)
+    assert all(0 <= a < b <= frames for p in drawn for a, b in p.runs)
     assert 0 < attention.worth <= 1
-    assert 0 < pulses.worth <= 1
+    assert 0 < replaced.worth <= 1
     assert torch.equal(model(audio).last, before)  # no hook stays behind
 
 
@@ -116,8 +171,54 @@ def test_what_a_layer_is_worth():
 
 
 def test_runs():
-    assert looks.runs(torch.tensor([1, 1, 0, 1, 0, 0, 1]).bool()) == [(0, 2), (3, 4), (6, 7)]
-    assert looks.runs(torch.tensor([0, 0]).bool()) == []
+    assert pulses.runs(torch.tensor([1, 1, 0, 1, 0, 0, 1]).bool()) == [(0, 2), (3, 4), (6, 7)]
+    assert pulses.runs(torch.tensor([0, 0]).bool()) == []
+
+
+def fixed(kind: str, used: float, *runs: tuple[int, int]) -> Pulse:
+    return Pulse(kind, torch.full((30,), float(used)), list(runs))
+
+
+def test_a_pulse_tells_its_width_and_pace():
+    pulse = fixed("periodic", 1.0, (0, 2), (5, 9), (12, 16), (19, 23))
+    assert (pulse.width, pulse.pace) == (4, 7)  # not the first, which the start cuts short
+    assert fixed("aperiodic", 1.0, (3, 8)).pace is None
+    along = Pulse("ladder", torch.ones(30), [], pulses.within(torch.arange(30) - 4, torch.arange(30) - 1))
+    assert (along.at(0), along.at(10), along.width) == ([], [(6, 9)], 3)
+
+
+def test_lines_hold_what_never_overlaps():
+    narrow, beside, over = (fixed("aperiodic", u, r) for u, r in ((3, (0, 4)), (2, (4, 9)), (1, (3, 20))))
+    other, shut = fixed("positional", 9, (25, 30)), fixed("positional", 9)
+    assert pulses.lay_out([other, shut, over, beside, narrow]) == [[narrow, beside], [over], [other]]
+    many = [fixed("periodic", used, (0, 9)) for used in range(20)]
+    assert [line[0].used[0] for line in pulses.lay_out(many)] == [19, 18, 17, 16, 15, 14]  # the strongest
+
+
+@pytest.mark.parametrize("seconds", [0.1, 0.9, 7.1, 30])
+def test_ticks(seconds):
+    times = legend.ticks(seconds)
+    assert 2 <= len(times) <= 9
+    assert times[0] == (0, "0 s")
+    assert times[-1][0] <= seconds
+    assert all(float(told.removesuffix(" s")) == t for t, told in times)
+
+
+def test_percent():
+    assert [legend.percent(x) for x in (0.0, 0.0001, 0.002, 0.014, 1.0)] == ["0 %", "0 %", "under 1 %", "1 %", "100 %"]
+
+
+def test_facts_of_a_layer():
+    def facts(name: str, **config):
+        model = make("whisper", layers=1)
+        swap(model, 0, name, config)
+        layers = looks.study(model, 0.3 * torch.randn(1, 16000))[1]
+        return Scene("", "", np.zeros(1), 16000, 50, 1.0, (), layers, {}).facts(layers[0])
+
+    assert facts("none") == ["gathers nothing"]
+    assert facts("window", side=5)[1:] == ["sees −0.10 to +0.10 s"]
+    assert facts("summary")[1:] == ["sees all of it", "its difficulty cannot be told"]
+    assert re.fullmatch(r"\d+ of 48 pulses, \d\.\d\d to \d\.\d\d s wide", facts("lpa")[-1])
 
 
 @pytest.fixture(scope="module")
@@ -127,37 +228,116 @@ def folder(tmp_path_factory) -> Path:
     return save(model, tmp_path_factory.mktemp("show") / "model")
 
 
+def read_data(text: str) -> dict:
+    return json.loads(re.search(r"^const data = (.*);$", text, re.M)[1])
+
+
 def test_html_holds_all_of_it(folder, tmp_path):
     sweep = tmp_path / "sweep.json"
     sweep.write_text(json.dumps({"layers": [{"layer": 0, "relative": 0.25}]}))
     out = show(CLIP, str(folder), tmp_path / "a" / "clip.html", seconds=2, sweep=sweep)
     text = out.read_text()
-    data = json.loads(re.search(r"^const data = (.*);$", text, re.M)[1])
+    data = read_data(text)
     assert [x["mixer"] for x in data["layers"]] == ["attention", "pyramid"]
-    assert [x["swept"] for x in data["layers"]] == [0.25, None]
+    assert [[name for name, *_ in x["shares"]] for x in data["layers"]] == [
+        ["difficulty", "importance", "swept"],
+        ["difficulty", "importance"],
+    ]
+    assert data["layers"][0]["shares"][2] == ["swept", 0.25, "25 %"]
+    assert legend.SWEPT.split("`")[1] in text
+    assert html.escape(legend.SWEPT.split("`")[0]) in text
+    assert legend.UNSWEPT.split("`")[0] not in text
+    assert "austen-0870.flac, 0 to 2 s of 7 s" in text
     assert data["seconds"] == pytest.approx(2, abs=0.05)
     assert "data:audio/wav;base64," in text
     assert "{{" not in re.sub(r"^const data.*$", "", text, flags=re.M)
     assert not re.search(r"(?:src|href)=\"(?!data:)", text)  # nothing is fetched
+    kinds = {pulse["kind"] for line in data["layers"][1]["lines"] for pulse in line}
+    assert kinds == {"block", "piece", "wide"} == set(re.findall(r"<li style=\"color: var\(--(\w+)\)", text))
+    assert all(text.count(f"--{kind}: #") == 2 for kind in kinds)  # on light and on dark ground
+    assert data["layers"][0]["lines"] == []
+
+
+def test_html_has_the_pulses_where_they_are(folder, tmp_path):
+    out = show(CLIP, str(folder), tmp_path / "clip.html", seconds=2)
+    layer = read_data(out.read_text())["layers"][1]
+    (block,) = layer["lines"][0]
+    edges = np.frombuffer(base64.b64decode(block["edges"]), "<u2").reshape(-1, 2) / 65535
+    used = np.frombuffer(base64.b64decode(block["used"]), "u1")
+    rows = (np.arange(layer["rows"]) + 0.5) / layer["rows"]
+    assert len(edges) == len(used) == layer["rows"]
+    assert ((edges[:, 0] <= rows) & (rows <= edges[:, 1])).all()  # a moment lies in its own block
+    assert used.max() > 0
+    assert legend.UNSWEPT.split("`")[0] in out.read_text()  # how to get what is not there
 
 
 def test_png(folder, tmp_path):
-    pytest.importorskip("matplotlib")
+    image = pytest.importorskip("matplotlib.image")
     out = show(CLIP, str(folder), tmp_path / "clip.png", start=1, seconds=1)
-    assert out.read_bytes()[:4] == b"\x89PNG"
+    pixels = image.imread(out)
+    assert pixels.shape[1] == 13 * 130
+    colours = {tuple(colour) for colour in (255 * pixels[..., :3]).round().astype(int).reshape(-1, 3)}
+    for kind in ("block", "piece", "wide"):
+        light = legend.PULSES[kind].light
+        assert tuple(int(light[i : i + 2], 16) for i in (1, 3, 5)) in colours, kind
+
+
+@pytest.fixture
+def sounds(tmp_path) -> Path:
+    """Files that nothing can be shown of."""
+    rate = 16000
+    soundfile.write(tmp_path / "silent.wav", np.zeros(rate), rate)
+    soundfile.write(tmp_path / "short.wav", np.full(rate // 20, 0.5), rate)
+    (tmp_path / "broken.wav").write_bytes(b"RIFF and nothing more")
+    return tmp_path
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ({"out": "clip.svg"}, "no picture"),
-        ({"start": 100}, "ends before 100 s"),
+        ({"start": 100}, "has less than 0.1 s after 100 s; give a smaller --start"),
+        ({"start": -1}, "start must be 0 or more"),
         ({"seconds": 31}, "up to 30"),
+        ({"seconds": 0}, "from 0.1"),
         ({"file": "nowhere.wav"}, "nowhere.wav is not there"),
+        ({"file": "broken.wav"}, "broken.wav cannot be read as audio"),
+        ({"file": "silent.wav"}, "silent.wav is silent; there is nothing to show"),
+        ({"file": "short.wav"}, "short.wav has less than 0.1 s"),
+        ({"sweep": Path("nowhere")}, "holds no finished sweep"),
+        ({"out": "folder.html"}, "is a folder"),
     ],
 )
-def test_errors_are_one_clear_line(folder, tmp_path, arguments, message):
+def test_errors_are_one_clear_line(folder, sounds, arguments, message):
     given = {"file": CLIP, "model": str(folder), "seconds": 1, **arguments}
+    (sounds / "folder.html").mkdir()
+    out = sounds / given.pop("out", "clip.html")
     with pytest.raises(LpaError, match=message) as error:
-        show(given.pop("file"), given.pop("model"), tmp_path / given.pop("out", "clip.html"), **given)
+        show(str(sounds / given.pop("file")), given.pop("model"), out, **given)
     assert "\n" not in str(error.value)
+    assert not out.is_file()
+
+
+def test_a_sweep_of_another_model(folder, tmp_path):
+    sweep = tmp_path / "sweep.json"
+    sweep.write_text(json.dumps({"layers": [{"layer": 7, "relative": 0.25}]}))
+    with pytest.raises(LpaError, match=r"the sweep is of another model: .* has no layer 7"):
+        show(CLIP, str(folder), tmp_path / "clip.html", seconds=1, sweep=sweep)
+
+
+@pytest.mark.parametrize("ending", ["html", "png"])
+def test_no_words_is_an_error_with_a_picture(tmp_path, ending):
+    if ending == "png":
+        pytest.importorskip("matplotlib")
+    model = make("wav2vec2", layers=1)
+    with torch.no_grad():
+        model.net.lm_head.weight.zero_()
+        model.net.lm_head.bias.zero_()
+        model.net.lm_head.bias[model.tokens.blank] = 1  # it hears nothing but blanks
+    out = tmp_path / f"clip.{ending}"
+    with pytest.raises(
+        LpaError, match=rf"no words are heard in austen-0870.flac, 0 to 1 s of 7 s; .*clip.{ending} shows"
+    ):
+        show(CLIP, str(save(model, tmp_path / "model")), out, seconds=1)
+    assert out.stat().st_size > 10000
+    assert ending == "png" or "no words heard" in out.read_text()

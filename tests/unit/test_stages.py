@@ -5,7 +5,7 @@ import json
 import pytest
 from tiny_models import make
 
-from lpa.convert.ablate import SWITCHES, rows
+from lpa.convert.ablate import SWITCHES, ablate, rows
 from lpa.convert.config import ConvertConfig, build, read, settle
 from lpa.convert.stages import (
     Stage,
@@ -164,19 +164,41 @@ def test_recipes_take_overrides_and_know_their_keys(tmp_path):
             read("paper", [wrong], **GIVEN)
     with pytest.raises(LpaError, match="no recipe 'papr'; have best, none, paper"):
         read("papr", **GIVEN)
-    with pytest.raises(LpaError, match="--held-out"):
-        read("paper", model="m", sources=["d"])
+    assert read("paper", model="m", sources=["d"]).held_out == ()  # who is held out, the data decides
+    for budget in (0.0, -1.0, float("nan")):
+        with pytest.raises(LpaError, match="--budget must be above 0"):
+            read("paper", **GIVEN, budget=budget)
+        if budget:
+            with pytest.raises(LpaError, match="budget must be 0"):
+                read("paper", [f"budget={budget}"], **GIVEN)
+
+
+def test_a_plan_leaves_nothing_else_to_say_what_goes_where():
+    assert read("best", ["lr=1e-3"], **GIVEN, plan="choice.json").plan == "choice.json"
+    with pytest.raises(LpaError, match=r"leave out --layers, --mixer, --set order=depth, --set mixer_config.block=16$"):
+        read("best", ["order=depth", "mixer_config.block=16"], **GIVEN, plan="p", layers=2, mixer="window")
 
 
 def test_a_folder_belongs_to_one_run(tmp_path):
     config = paper(train={"noise": 0.1, "log_every": 5})
     settle(config, tmp_path)
     settle(paper(train={"noise": 0.1, "log_every": 9}, max_minutes=3.0), tmp_path)  # changes no result
+    two, same, other = (read("paper", **{**GIVEN, "held_out": names}) for names in (["b", "a"], ["a", "b"], ["a", "c"]))
+    settle(two, tmp_path / "two")
+    settle(same, tmp_path / "two")  # in whichever order they are named
+    with pytest.raises(LpaError, match="differs in held_out"):
+        settle(other, tmp_path / "two")
     with pytest.raises(LpaError, match=r"differs in lr \(0.0005 there, 0.1 now\)"):
         settle(paper(train={"noise": 0.1}, lr=0.1), tmp_path)
     with pytest.raises(LpaError, match="differs in train"):
         settle(paper(train={"noise": 0.2}), tmp_path)
     assert build(ConvertConfig, json.loads((tmp_path / "config.json").read_text())).fixed() == config.fixed()
+
+
+def test_the_ablation_is_of_the_papers_pulses(tmp_path):
+    with pytest.raises(LpaError, match=r"the mixer lpa, and not pyramid; start from --recipe paper"):
+        ablate(read("best", **GIVEN), tmp_path / "ablation")
+    assert not (tmp_path / "ablation").exists()
 
 
 def test_the_ablation_adds_one_switch_a_row():
