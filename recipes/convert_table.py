@@ -217,7 +217,7 @@ def measurements(options: argparse.Namespace) -> list[Job]:
     kinds.append(("tau", TAUS, [options.runs / name / "model" for name in ("ablate/row-7", "paper-hard")]))
     jobs = []
     for kind, more, chosen in kinds:
-        for model in chosen:
+        for model in chosen if kind in options.kinds.split(",") else ():
             done = options.runs / "measured" / kind / str(model.relative_to(options.runs)).replace("/", "_")
             if (model / "plan.json").is_file() and not done.exists():
                 command = ["evaluate", "--model", str(model), "--data", str(options.data / "test-clean"), *more]
@@ -333,6 +333,7 @@ def main() -> int:
     parser.add_argument("--scale", type=float, default=1.0, help="of the epochs of sweeps and of the paper's recipe")
     parser.add_argument("--set", action="append", default=[], help="key=value, for everything that trains")
     parser.add_argument("--measure", action="store_true", help="measure each model as soon as it is made")
+    parser.add_argument("--kinds", default="whole,join,chunk,tau", help="what is measured: whole utterances, joined ones, …")
     parser.add_argument("--limit", type=int, help="measure on so many utterances")
     parser.add_argument("--batch", type=int, default=600, help="measure in batches of so many seconds")
     options = parser.parse_args()

@@ -160,7 +160,7 @@ def test_lines_of_like_length_share_a_shard_and_none_is_lost():
 def table(tmp_path) -> argparse.Namespace:
     paths = {name: tmp_path / name for name in ("data", "models", "enhance", "runs", "cache", "results")}
     training = {"synthetic": tmp_path / "more", "epochs": 2.0, "lr": 1e-4, "scale": 0.5, "set": ["batch_seconds=24"]}
-    return argparse.Namespace(**paths, **training, device="cpu", limit=8, batch=600)
+    return argparse.Namespace(**paths, **training, device="cpu", limit=8, kinds="whole,join,chunk,tau", batch=600)
 
 
 def test_the_table_of_runs_is_of_commands_that_there_are(table):
