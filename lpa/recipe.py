@@ -235,6 +235,8 @@ def parse(text: str) -> tuple[str, Any]:
 def from_plain(cls: Any, data: dict[str, Any], source: str) -> Any:
     """A frozen dataclass from plain data: unknown keys and wrong types are errors that name the key."""
     kinds = typing.get_type_hints(cls)
+    if not isinstance(data, dict):
+        raise LpaError(f"{source} must be a table, not {data!r}")
     for key in data:
         if key not in kinds:
             near = difflib.get_close_matches(key, kinds, n=3) or sorted(kinds)

@@ -107,14 +107,16 @@ def check(record: Any, where: str) -> None:
 
 
 def commit(folder: Path | str | None = None) -> str:
-    """The commit of the code that runs, +dirty where code differs from it; outside a repository: LPA_COMMIT.
+    """The commit of the code that runs, +dirty where code differs from it; LPA_COMMIT, where that is set, knows better.
 
     Records, and what is written from them, are no code: a second measurement is as clean as the first.
     """
+    if told := os.environ.get("LPA_COMMIT"):
+        return told
     folder = Path(folder or Path(__file__).parent)
     head = _git(folder, "rev-parse", "HEAD")
     if not head:
-        return os.environ.get("LPA_COMMIT", "")
+        return ""
     code = (":/", ":(top,exclude)*.jsonl", ":(top,exclude)*.md")
     changes = ("status", "--porcelain", "--untracked-files=no", "--", *code)
     return f"{head}+dirty" if _git(folder, *changes) else head

@@ -77,7 +77,7 @@ class Table:
 
     def add(self, verb: str, name: str, *arguments: str, after: Path | None = None, makes: str = "result.json") -> None:
         out = self.runs / name.split()[0]  # rows of one table share its folder
-        record = ["--record", "--results", str(self.options.results)] if verb != "plan" else []
+        record = ["--record", "--results", str(self.options.results)]
         given = self.given if verb != "control" else []  # it has what its conversion had
         self.jobs.append(Job(name, (verb, *arguments, *given, "--out", str(out), *record), out / makes, after))
 
@@ -333,7 +333,7 @@ def main() -> int:
     parser.add_argument("--scale", type=float, default=1.0, help="of the epochs of sweeps and of the paper's recipe")
     parser.add_argument("--set", action="append", default=[], help="key=value, for everything that trains")
     parser.add_argument("--measure", action="store_true", help="measure each model as soon as it is made")
-    parser.add_argument("--kinds", default="whole,join,chunk,tau", help="what is measured: whole utterances, joined ones, …")
+    parser.add_argument("--kinds", default="whole,join,chunk,tau", help="of what is measured")
     parser.add_argument("--limit", type=int, help="measure on so many utterances")
     parser.add_argument("--batch", type=int, default=600, help="measure in batches of so many seconds")
     options = parser.parse_args()

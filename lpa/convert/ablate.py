@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -68,7 +69,13 @@ def ablate(
         folder = out / f"row-{number}"
         if config.max_minutes:  # of all rows together
             row = replace(row, max_minutes=max(1e-9, config.max_minutes - (time.monotonic() - began) / 60))
-        if convert(row, folder, record) == folder or only is not None:
+        try:
+            made = convert(row, folder, record)
+        except LpaError:
+            with suppress(OSError):  # it is not empty
+                out.rmdir()
+            raise
+        if made == folder or only is not None:
             return None
         result = read_json(folder / "result.json")
         measure = result["measure"]

@@ -304,7 +304,9 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_text())
     except FileNotFoundError:
         raise LpaError(f"{path} is not there") from None
-    except json.JSONDecodeError as error:
+    except OSError as error:
+        raise LpaError(f"{path} cannot be read ({error.strerror}); name a JSON file") from None
+    except ValueError as error:  # nor text
         raise LpaError(f"{path} is not JSON ({error}); remove it") from None
 
 

@@ -121,6 +121,7 @@ class Conversion:
             self.table.add(found, ran)
             if self.config.budget and not self.session.measure.no_worse(found[self.key], self.config.budget):
                 self.exceeded = number
+                self.table.stop()
                 self.session.say(self.beyond(number, steps))
                 return number - 1
         return len(steps)
@@ -230,6 +231,7 @@ class Conversion:
         with beside(model, mixers):
             scales = {n: stage.rate for n, _ in model.named_parameters() if n.startswith("beside.")}
             training, folder = self.training(stage, number, place)
+            begun = (folder / "checkpoint.pt").is_file()
             self.session.fit(
                 model,
                 training,
@@ -238,7 +240,7 @@ class Conversion:
                 loss=layer_objective(mixers),
                 on_step=without_dropout(model),
             )
-        self.table.stage(stage.epochs)
+        self.table.stage(stage.epochs, ran=not begun)
         return {"name": stage.name, **self.spent(folder), self.key: None, "reverted": False}
 
     def stage(
@@ -255,6 +257,7 @@ class Conversion:
         scales = rates(model, stage, scope, self.locked)
         parameters = {n: p for n, p in model.named_parameters() if n in scales}
         training, folder = self.training(stage, number, place)
+        begun = (folder / "checkpoint.pt").is_file()
         mixers = [surgery.mixer_at(model, i) for i in scope]
         keeper = None
         if stage.revert:
@@ -291,7 +294,7 @@ class Conversion:
             model.fading = 0.0
         reverted = keeper.restore() if keeper else False
         value = keeper.value if keeper else self.session.judge(model)
-        self.table.stage(stage.epochs)
+        self.table.stage(stage.epochs, ran=not begun)
         return {"name": stage.name, **self.spent(folder), self.key: value, "reverted": reverted}
 
     def loss(self, model: Any, training: TrainConfig) -> Objective:
@@ -463,8 +466,8 @@ class Conversion:
         choice = read_json(Path(self.config.plan))
         try:
             swaps, predicted = [Swap(**entry) for entry in choice["swaps"]], choice["predicted"]
+            # mixers were swept where there are positions, so their settings say nothing of being without
+            configs = [resolve(s.mixer, {**(s.config or {}), **self.placed(s.mixer)})[1].to_dict() for s in swaps]
         except (TypeError, KeyError):
             raise LpaError(f"{self.config.plan} is no choice.json of `lpa plan`") from None
-        # mixers were swept where there are positions, so their settings say nothing of being without
-        configs = [resolve(s.mixer, {**(s.config or {}), **self.placed(s.mixer)})[1].to_dict() for s in swaps]
         return [Swap(s.index, s.mixer, config) for s, config in zip(swaps, configs, strict=True)], predicted

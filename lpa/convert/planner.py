@@ -97,6 +97,11 @@ def make_plan(
     trains = any([epochs_of(one) > 0 for one in sweeps])  # of all: what is wrong with any is told before the first
     swept = []
     with started(replace(config, mixer="", mixer_config={}), out, trains) as session:  # all hold the same speakers out
+        if trains and config.sources and not session.config.held_out:
+            raise LpaError(
+                f"{out} holds a plan of mixers that nothing was trained for, so it holds nobody out, and one of "
+                f"{', '.join(settings)} trains; choose another --out"
+            )
         for one in sweeps:
             left = config.max_minutes and max(1e-9, config.max_minutes - (time.monotonic() - began) / 60)
             one = replace(one, held_out=session.config.held_out, max_minutes=left)

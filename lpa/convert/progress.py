@@ -20,14 +20,14 @@ class Steps:
         self.steps, self.active, self.measure, self.label = steps, active, measure.name, measure.label
         self.each, self.after = epochs
         self.rows: list[dict[str, Any]] = []
-        self.began, self.before, self.trained = time.monotonic(), 0, 0.0
+        self.began, self.before, self.trained = time.monotonic(), 0.0, 0.0
 
     def add(self, record: dict[str, Any], ran: bool) -> None:
         """A step that is done; `ran`: now, not in an earlier run."""
-        if not ran:
-            self.began, self.before = time.monotonic(), record["step"]
         self.trained = 0.0
         self.rows.append(record)
+        if not ran:
+            self.began, self.before = time.monotonic(), self.done()
         if not self.active:
             return
         if sys.stderr.isatty():
@@ -40,15 +40,27 @@ class Steps:
             text = f"step {record['step']}/{self.steps}  layers {layers}  {self.label} {shown(record[self.measure])}"
             print(text + (f"  {left} left" if left else ""), file=sys.stderr, flush=True)
 
-    def stage(self, epochs: float) -> None:
-        """A stage of the step under way is done."""
+    def stage(self, epochs: float, ran: bool = True) -> None:
+        """A stage of the step under way is done; `ran`: all of it now."""
         self.trained += epochs
+        if not ran:
+            self.began, self.before = time.monotonic(), self.done()
+
+    def stop(self) -> None:
+        """No step follows."""
+        self.steps = len(self.rows) - 1
+
+    def done(self) -> float:
+        """Epochs; steps where there is no training."""
+        return (len(self.rows) - 1) * self.unit + self.trained
+
+    @property
+    def unit(self) -> float:
+        return self.each if self.each or self.after else 1.0
 
     def left(self) -> str:
         """Minutes for all that is to come, by epochs of training (by steps where there is none); empty: not known."""
-        done, each = len(self.rows) - 1, self.each or 1.0
-        ran = (done - self.before) * each + self.trained
-        rest = (self.steps - done) * each + self.after - self.trained
+        ran, rest = self.done() - self.before, self.steps * self.unit + self.after - self.done()
         if ran <= 0 or rest <= 0:
             return ""
         return f"{(time.monotonic() - self.began) / ran * rest / 60:.1f} min"

@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +33,9 @@ from ..families.base import SpeechModel
 from ..feed import Feed, Kept
 from ..journal import list_left_out
 from ..recipe import TrainConfig
-from ..sources import open_source, open_sources
+from ..sources import SUFFIXES, open_source, open_sources
 from ..task import TASKS, Measure, task_of
-from .config import Run, read_json, settle, write_json
+from .config import Run, build, read_json, settle, write_json
 from .stages import FRONT
 
 try:
@@ -44,6 +45,7 @@ except ImportError:  # Windows: there a folder cannot be claimed
 
 CLAIM = "in-use"  # the file in a run folder that the process at work there holds a lock on
 BEGUN = ("config.json", "order.json", "data.json", "left_out.jsonl")  # what a run writes before it makes anything
+SPEECH = SUFFIXES | {".txt", ".npz", ".arrow"}  # with transcripts, shards and saved datasets
 HELD_OUT_WORDS = 10_000  # an hour of speech, more or less: more would take longer to hear and hardly tell more
 
 
@@ -60,6 +62,8 @@ class Session:
         self.accelerator = train.make_accelerator(config.training(1))
         self.main = self.accelerator.is_main_process
         self.claim = Claim(self.out) if self.main and fcntl else None
+        ours = (self.out / "config.json").is_file() or not self.out.is_dir()
+        self.theirs = set() if ours else {path.name for path in self.out.iterdir()} - {CLAIM}  # no run's
         try:
             self.config = self._settle(config, trains)
         except BaseException:
@@ -75,7 +79,7 @@ class Session:
         if self.main:
             path = self.out / "config.json"
             if not config.held_out and path.is_file():
-                config = dataclasses.replace(config, held_out=tuple(read_json(path).get("held_out", ())))
+                config = dataclasses.replace(config, held_out=build(type(config), read_json(path), str(path)).held_out)
             elif not config.held_out and trains and config.sources:
                 config = dataclasses.replace(config, held_out=self._hold_out(config.sources))
             settle(config, self.out)
@@ -152,7 +156,10 @@ class Session:
             used += feed.keep_front(model, most - used, self.config.batch_seconds)
             if path and self.main:
                 assert feed.kept is not None
-                write_front(path, feed.kept, most)
+                try:
+                    write_front(path, feed.kept, most)
+                except (OSError, SafetensorError) as error:  # a convenience: this run has it in memory
+                    self.say(f"{path} cannot be written ({error}); other runs will make it again")
         self.say(f"front end: {used / 2**30:.2f} GB kept")
 
     def _recognise(self, bank: AudioBank, held: AudioBank | None) -> None:
@@ -195,8 +202,8 @@ class Session:
 
     def forget(self) -> None:
         """Remove what a run has written that has not made anything yet."""
-        if self.main and all(path.name in (*BEGUN, CLAIM) for path in self.out.iterdir()):
-            for name in BEGUN:
+        if self.main and all(path.name in (*BEGUN, CLAIM, *self.theirs) for path in self.out.iterdir()):
+            for name in set(BEGUN) - self.theirs:
                 (self.out / name).unlink(missing_ok=True)
 
     def lacks(self, path: Path) -> bool:
@@ -235,13 +242,13 @@ class Claim:
 
     def __init__(self, folder: Path):
         self.path = folder / CLAIM
-        while True:
+        for tries in count(1):
             try:
                 folder.mkdir(parents=True, exist_ok=True)
                 self.file = self.path.open("a+")
-            except FileNotFoundError:
-                continue  # its owner has removed the folder in between
             except OSError as error:
+                if isinstance(error, FileNotFoundError) and tries < 100:
+                    continue  # its owner has removed the folder in between
                 raise LpaError(f"{folder} cannot be a run folder ({error.strerror}); choose another --out") from None
             try:
                 fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -344,10 +351,10 @@ def describe(bank: AudioBank) -> dict[str, Any]:
 
 
 def files_of(spec: str) -> set[Path]:
-    """The files of a source that are there now; those still being written do not count."""
+    """The files of a source that are there now; what is beside its speech does not count."""
     path = Path(spec)
     if path.is_dir():
-        return {file for file in path.rglob("*") if file.is_file() and file.suffix != ".part"}
+        return {file for file in path.rglob("*") if file.suffix.lower() in SPEECH and file.is_file()}
     if not path.is_file():
         return set()
     named = [utterance.audio for utterance in open_source(spec).utterances]
@@ -373,7 +380,8 @@ def read_front(path: Path, device: torch.device) -> Kept | None:
     try:
         found = load_file(path, device=str(device))
         kept = Kept(found["values"], found["starts"].cpu().numpy(), found["lengths"].cpu().numpy())
-        os.utime(path)  # what is used is not the oldest
+        with contextlib.suppress(PermissionError):  # it is somebody else's
+            os.utime(path)  # what is used is not the oldest
     except (OSError, SafetensorError, KeyError):
         return None
     return kept
@@ -384,8 +392,11 @@ def write_front(path: Path, kept: Kept, most: int) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
     arrays = {"starts": torch.from_numpy(kept.starts), "lengths": torch.from_numpy(kept.lengths)}
-    save_file({"values": kept.values.cpu(), **arrays}, part)
-    part.replace(path)
+    try:
+        save_file({"values": kept.values.cpu(), **arrays}, part)
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
     sizes = {}
     for file in path.parent.glob("front-*.safetensors"):
         with contextlib.suppress(FileNotFoundError):  # another run has just removed it

@@ -26,7 +26,7 @@ FREE = {f.name for f in fields(TrainConfig) if f.metadata["free"]}  # how a trai
 SIDE, WINDOWS = 64, 32  # frames either side that `window` looks at, and windows of a `pyramid`, where nothing is said
 ORDERS = {
     "sweep": "easiest layers first",
-    "kl": "easiest layers first, by KL",
+    "kl": "by KL, easiest layers first",
     "depth": "first layers first",
     "reverse": "last layers first",
 }
@@ -174,7 +174,8 @@ def tested_curves(found: Iterable[Record]) -> dict[str, dict[int, Figure]]:
 
 def by_depth(rows: list[Record], steps: dict[tuple[float, ...], float]) -> dict[str, dict[int, Figure]]:
     made: dict[str, dict[int, Figure]] = {}
-    for name, some in grouped(rows, lambda r: curve_name(r, steps)).items():
+    for name, several in grouped(rows, lambda r: curve_name(r, steps)).items():
+        some = one_training(several)
         points: dict[int, Figure | None] = {}
         for layers, alike in sorted(grouped(some, step_of).items()):
             # before the first step the model is the same for every seed
@@ -182,6 +183,15 @@ def by_depth(rows: list[Record], steps: dict[tuple[float, ...], float]) -> dict[
             points[layers] = figure(once, "wer")
         made[name] = {layers: f for layers, f in points.items() if f is not None}
     return made
+
+
+def one_training(rows: list[Record]) -> list[Record]:
+    """Of what has one name but several trainings: that of the most depths, then the most seeds, the latest."""
+
+    def worth(alike: list[Record]) -> tuple[int, int, str]:
+        return len(set(map(step_of, alike))), len({r["seed"] for r in alike}), max(r["date"] for r in alike)
+
+    return max(grouped(rows, lambda r: training_key(r)[3]).values(), key=worth)
 
 
 def step_of(record: Record) -> int | None:

@@ -68,7 +68,7 @@ def by_duration(found: list[Record]) -> Chart:
 
     def best(start: str, end: str = "") -> Line | None:
         """Of the lines named so, which differ in size or in how recordings were cut, the one that ends lowest."""
-        lines = [line for line in drawn if line.name.startswith(start) and line.name.endswith(end) and line.points]
+        lines = [line for line in drawn if line.name.startswith(start) and end in line.name and line.points]
         return min(lines, key=lambda line: charts.number(line.points[-1][1]) or 0.0, default=None)
 
     attention, pyramid = best(ours.UNCHANGED), best("pyramid", "no positions")

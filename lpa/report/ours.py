@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from .conversions import full_name, mixers_of, results, series, trained
+import math
+
+from .conversions import full_name, layers_of, mixers_of, results, series, trained, training_key
 from .items import OURS, Cell, Chart, Figure, Grid, Item, Line, Verdict, gap, missing
 from .measured import Record, as_it_is, base_name, figure, grouped, is_evaluation, split_of
 from .quality import DATA, EVALUATE
@@ -88,13 +90,33 @@ def durations(found: list[Record]) -> dict[str, list[Line]]:
     made: dict[str, list[Line]] = {}
     for base, of_one in grouped(joined, base_name).items():
         made[base] = []
-        for model, some in grouped(of_one, lambda r: series(r["config"]) if r.get("config") else UNCHANGED).items():
-            for cut in sorted({r["chunk_seconds"] for r in some if r.get("chunk_seconds")}) or [None]:
-                heard = [r for r in some if r.get("chunk_seconds") in (None, cut)]
+        changed = [r for r in of_one if r.get("config") and series(r["config"])]
+        depths = {layers_of(r) for r in changed}
+        trainings = {name: {training_key(r)[3] for r in rows} for name, rows in grouped(changed, named).items()}
+
+        def label(record: Record, depths: set = depths, trainings: dict = trainings) -> str | None:
+            name, config = named(record), record.get("config")
+            if name is None or not config:
+                return name
+            name += f", {layers_of(record)} layers" if len(depths) > 1 else ""
+            several = len(trainings[named(record)]) > 1
+            return f"{name}, {config['settle_epochs']:g} epochs at {config['lr']:g}" if several else name
+
+        for model, some in grouped(of_one, label).items():
+            cuts = {r["chunk_seconds"] for r in some if r.get("chunk_seconds")}
+            whole = any(not r.get("chunk_seconds") and r["figures"]["seconds"] > max(cuts, default=0) for r in some)
+            for cut in [*([None] if whole else []), *sorted(cuts)]:
+                most = cut or math.inf  # what is shorter was heard whole
+                heard = [r for r in some if r.get("chunk_seconds") == cut or not r.get("chunk_seconds")]
+                heard = [r for r in heard if r.get("chunk_seconds") or r["figures"]["seconds"] <= most]
                 by_length = sorted(grouped(heard, lambda r: r["figures"]["seconds"]).items())
                 points = [(s, f) for s, rows in by_length if (f := figure(rows, "wer")) is not None]
                 made[base].append(Line(f"{model}, in chunks of {cut:g} s" if cut else model, points, ours=True))
     return made
+
+
+def named(record: Record) -> str | None:
+    return series(record["config"]) if record.get("config") else UNCHANGED
 
 
 def by_temperature(found: list[Record]) -> Item:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ def show(
 ) -> Path:
     """Write the picture of a recording's first seconds: HTML with audio, or PNG, as the name of `out` ends."""
     write = choose(out.suffix.lower(), WRITERS, "picture; name -o FILE with one of these endings")
-    if start < 0 or not SHORTEST <= seconds <= LONGEST:
+    if not 0 <= start < math.inf or not SHORTEST <= seconds <= LONGEST:
         raise LpaError(f"start must be 0 or more, and seconds from {SHORTEST:g} up to {LONGEST:g}: matrices are square")
     samples, name = piece(file, start, seconds)
     unexplained = swept(sweep)
