@@ -28,10 +28,14 @@ def write(
     seed: int | None = None,
     interval: tuple[float, float] | None = None,
     machine: str = "",
+    code: str = "",
     folder: Path | str = RESULTS,
     **more: Any,
 ) -> dict[str, Any]:
-    """Append a record to FOLDER/KIND.jsonl and return it. `figures`: numbers by name; `interval`: the first one's."""
+    """Append a record to FOLDER/KIND.jsonl and return it.
+
+    `figures`: numbers by name; `interval`: the first one's; `code`: the commit that made them, where not this one.
+    """
     record = {
         "kind": kind,
         "what": what,
@@ -42,7 +46,7 @@ def write(
         "interval": interval,
         "network": network(model),
         **more,
-        "commit": commit(),
+        "commit": code or commit(),
         "machine": machine or describe_machine(),
         "command": " ".join([Path(sys.argv[0]).name.replace("__main__.py", "lpa"), *map(seen_from_here, sys.argv[1:])]),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),

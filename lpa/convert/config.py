@@ -8,7 +8,7 @@ import copy
 import dataclasses
 import json
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -308,6 +308,15 @@ def read_json(path: Path) -> Any:
         raise LpaError(f"{path} cannot be read ({error.strerror}); name a JSON file") from None
     except ValueError as error:  # nor text
         raise LpaError(f"{path} is not JSON ({error}); remove it") from None
+
+
+def record_once(folder: Path, what: str, write: Callable[[], Any]) -> None:
+    """Write a record of a run unless its folder says that it has been; killed in between, rather twice than never."""
+    path = folder / "recorded.json"
+    done = read_json(path) if path.is_file() else []
+    if what not in done:
+        write()
+        write_json(path, [*done, what])
 
 
 def derive(seed: int, *path: int) -> int:

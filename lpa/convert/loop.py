@@ -23,7 +23,7 @@ from ..task import Objective, task_of
 from . import order, progress
 from . import sweep as sweeps
 from .beside import beside, fresh_mixer, layer_objective, without_dropout
-from .config import ConvertConfig, derive, read_json, write_json
+from .config import ConvertConfig, derive, read_json, record_once, write_json
 from .keeper import Keeper
 from .planner import price
 from .positions import scores_of_distances, told_by_position, without_positions
@@ -87,14 +87,22 @@ class Conversion:
         return self.session.measure.name
 
     def run(self) -> None:
-        if (self.out / "result.json").is_file():
+        finished = (self.out / "result.json").is_file()
+        if finished:
             self.session.say(f"{self.out}: finished")
-            return
+            if self.record is None:
+                return
         model = self.load(self.config.model)
         if not self.config.positions and not hasattr(model, "drop_positions"):
             raise LpaError(f"{model.family} has no position embedding to take away; leave out positions=false")
         self.sites, self.already = len(model.sites()), dict(sorted(model.swaps.items()))
         chosen = self.settle_order(model)
+        if finished:  # killed before all was recorded, or nothing was to be until now
+            for number in range(len(list(self.out.glob("step-*")))):
+                self.write_record(f"step {number}", self.recorded(number))
+            self.write_record("final", read_json(self.out / "result.json"))
+            self.tidy()
+            return
         self.session.listen(model)
         if self.config.kl_weight or self.config.hidden_weight:
             self.teacher = self.session.load(self.config.model) if self.config.trains else None
@@ -104,6 +112,7 @@ class Conversion:
         self.steps = steps = order.groups(chosen, self.config.progressive)
         epochs = [sum(stage.epochs for stage in stages(self.config)) for stages in (step_stages, final_stages)]
         self.table = progress.Steps(len(steps), self.session.main, self.session.measure, (epochs[0], epochs[1]))
+        self.write_record("step 0", self.recorded(0))
         self.table.add(self.recorded(0), ran=False)
         if self.config.budget and self.recorded(0)[self.key] is None:
             raise LpaError(f"{self.config.model} has no CTC head, so it has no WER to keep within a budget")
@@ -118,6 +127,7 @@ class Conversion:
                 done = [i for group in steps[: number - 1] for i in group]
                 self.step(number, new, [*self.already, *done])
             found = self.recorded(number)
+            self.write_record(f"step {number}", found)
             self.table.add(found, ran)
             if self.config.budget and not self.session.measure.no_worse(found[self.key], self.config.budget):
                 self.exceeded = number
@@ -207,15 +217,21 @@ class Conversion:
             "final": ran,
             "predicted": predicted,
             "outcome": None if value is None or before is None else self.outcome(model, value - before),
+            "commit": records.commit(),
         }
         if self.session.main:
             surgery.save(model, self.out / "model")
             write_json(self.out / "result.json", result)
-            self.write_record("final", result)
-            for left in (self.out / "work", *self.out.glob(".model-*")):  # the latter: of a save that was killed
-                shutil.rmtree(left, ignore_errors=True)
+        self.write_record("final", result)
+        self.tidy()
         self.session.accelerator.wait_for_everyone()
         self.table.end(value)
+
+    def tidy(self) -> None:
+        """Of a finished run, what only going on with it would take."""
+        if self.session.main:
+            for left in (self.out / "work", *self.out.glob(".model-*")):  # the latter: of a save that was killed
+                shutil.rmtree(left, ignore_errors=True)
 
     def outcome(self, model: SpeechModel, points: float) -> dict[str, float]:
         """What a planner predicts: points, and what mixing costs in the layers that had their attention until now."""
@@ -259,6 +275,7 @@ class Conversion:
         training, folder = self.training(stage, number, place)
         begun = (folder / "checkpoint.pt").is_file()
         mixers = [surgery.mixer_at(model, i) for i in scope]
+        cool = {i: getattr(mixer, "tau", 0.0) for i, mixer in zip(scope, mixers, strict=True)}
         keeper = None
         if stage.revert:
             start = self.session.judge(model) if before is None else before
@@ -288,11 +305,12 @@ class Conversion:
             on_step=on_step,
             on_eval=on_eval if keeper else None,
         )
-        if stage.tau:
-            fix_temperature(model, scope, stage.tau[1])
         if fades:
             model.fading = 0.0
         reverted = keeper.restore() if keeper else False
+        if stage.tau:
+            for index in scope:
+                fix_temperature(model, [index], cool[index] if reverted else stage.tau[1])
         value = keeper.value if keeper else self.session.judge(model)
         self.table.stage(stage.epochs, ran=not begun)
         return {"name": stage.name, **self.spent(folder), self.key: value, "reverted": reverted}
@@ -386,16 +404,16 @@ class Conversion:
             beside_it.mkdir()
             if model is not None:
                 surgery.save(model, beside_it / "model")
-            write_json(beside_it / "record.json", {"step": number, **found})
+            write_json(beside_it / "record.json", {"step": number, **found, "commit": records.commit()})
             os.rename(beside_it, self.folder(number))
-            self.write_record(f"step {number}", found)
             for work in (self.out / "work").glob(f"{number:02d}-*"):
                 shutil.rmtree(work)
         self.session.accelerator.wait_for_everyone()
 
     def write_record(self, what: str, found: dict[str, Any]) -> None:
-        if self.record is None or found[self.key] is None:
+        if not self.session.main or self.record is None or found[self.key] is None:
             return
+        folder = self.record
         kind = "control" if self.config.keep_attention else "convert"
         stages = [s for step in found.get("steps", [found]) for s in step["stages"]] + found.get("final", [])
         figures = {self.key: found[self.key], "layers": len(found.get("replaced", ()))}
@@ -403,15 +421,16 @@ class Conversion:
         if "seconds" in found:
             figures["seconds"] = found["seconds"]
         told = {"predicted": found["predicted"], "outcome": found["outcome"]} if found.get("predicted") else {}
-        records.write(
-            kind,
-            what=what,
-            figures=figures,
-            folder=self.record,
-            **self.config.facts(),
-            network={"layers": self.sites, "mixers": sorted({s.mixer for s in (self.already | self.swaps).values()})},
-            **told,
-        )
+        told["network"] = {
+            "layers": self.sites,
+            "mixers": sorted({s.mixer for s in (self.already | self.swaps).values()}),
+        }
+
+        def write() -> None:
+            made = found.get("commit", "")  # of runs from before it was kept: unknown, so this one's
+            records.write(kind, what=what, figures=figures, folder=folder, code=made, **self.config.facts(), **told)
+
+        record_once(self.out, what, write)
 
     # --- what goes where
 
@@ -457,7 +476,14 @@ class Conversion:
 
     def swept(self) -> dict[int, dict[str, Any]]:
         if self.config.sweep:
-            return sweeps.read(self.config.sweep)
+            theirs = sweeps.read(self.config.sweep)
+            found = {row["mixer"] for row in theirs.values()}
+            if self.config.allocate and found != {self.config.mixer}:
+                raise LpaError(
+                    f"{self.config.sweep} is a sweep of {', '.join(sorted(found))}: how many pulses {self.config.mixer} "
+                    f"needs it does not know; sweep that, or leave out allocate"
+                )
+            return theirs
         if sweeps.sweep(self.config.sweeping(), self.out / "sweep", self.record) is None:
             raise TimeUp
         return sweeps.read(self.out / "sweep")

@@ -26,9 +26,10 @@ from safetensors.torch import load_file
 from lpa import families
 from lpa.convert import ablate as ablation
 from lpa.convert import session
-from lpa.convert.config import ConvertConfig, build, read
+from lpa.convert.config import ConvertConfig, SweepConfig, build, read
 from lpa.convert.control import compare, control, control_config
 from lpa.convert.loop import convert, essentials
+from lpa.convert.sweep import sweep
 from lpa.data import AudioBank
 from lpa.errors import LpaError
 from lpa.evaluate import transcribe
@@ -412,6 +413,46 @@ def test_steps_are_recorded_when_asked_for(desk):
     lines = [json.loads(line) for line in (desk / "results" / "convert.jsonl").read_text().splitlines()]
     assert [line["what"] for line in lines] == ["step 0", "step 1", "final"]
     assert [line["figures"]["layers"] for line in lines] == [0, 2, 2]
+
+
+def test_what_a_killed_run_has_not_recorded_it_records_when_it_is_run_again(desk, monkeypatch):
+    """Killed once its result was there, and once a step was."""
+    out, path = desk / "silent", desk / "late" / "convert.jsonl"
+
+    def told() -> list[str]:
+        return [json.loads(line)["what"] for line in path.read_text().splitlines()]
+
+    convert(config_for(desk, "none"), out)
+    (out / "work").mkdir()
+    monkeypatch.setenv("LPA_COMMIT", "later")
+    convert(config_for(desk, "none"), out, record=path.parent)
+    assert told() == ["step 0", "step 1", "final"]
+    assert {json.loads(line)["commit"] for line in path.read_text().splitlines()} != {"later"}  # made before
+    assert not (out / "work").exists()
+    convert(config_for(desk, "none"), out, record=path.parent)
+    assert len(told()) == 3  # once each
+    (out / "result.json").unlink()
+    (out / "recorded.json").write_text('["step 0"]')
+    convert(config_for(desk, "none"), out, record=path.parent)
+    assert told()[3:] == ["step 1", "final"]
+
+
+def test_a_final_tuning_that_is_undone_leaves_the_gates_as_they_were(desk):
+    """Its temperature is part of what is undone: else the WER reported would be another model's."""
+    short = {"order": "0", "layers": 0, "warm_epochs": 0.0, "settle_epochs": 0.0, "align_epochs": 0.0}
+    hard = {"final_epochs": 1.0, "final_tau": 0.01, "keep_best": True, "final_rate": 1e5}
+    out = desk / "hardened"
+    convert(config_for(desk, **short, **hard), out)
+    (final,) = result(out)["final"]
+    assert final["reverted"]
+    (kept,) = families.load(out / "model").swaps.values()
+    assert kept.config["tau"] == 0.5
+
+
+def test_pulses_are_not_taken_from_another_mixers_sweep(desk):
+    sweep(SweepConfig(model=str(desk / "model"), sources=config_for(desk).sources, mixer="none"), desk / "sweep-none")
+    with pytest.raises(LpaError, match="is a sweep of none: how many pulses lpa needs it does not know"):
+        convert(config_for(desk, order="sweep", sweep=str(desk / "sweep-none"), allocate=True), desk / "allocated")
 
 
 def test_the_ablation_is_a_loop_over_recipes(desk, monkeypatch):
