@@ -480,8 +480,8 @@ class Conversion:
             found = {row["mixer"] for row in theirs.values()}
             if self.config.allocate and found != {self.config.mixer}:
                 raise LpaError(
-                    f"{self.config.sweep} is a sweep of {', '.join(sorted(found))}: how many pulses {self.config.mixer} "
-                    f"needs it does not know; sweep that, or leave out allocate"
+                    f"{self.config.sweep} is a sweep of {', '.join(sorted(found))}: how many pulses "
+                    f"{self.config.mixer} needs it does not know; sweep that, or leave out allocate"
                 )
             return theirs
         if sweeps.sweep(self.config.sweeping(), self.out / "sweep", self.record) is None:
