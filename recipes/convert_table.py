@@ -58,6 +58,11 @@ def settings(**values: object) -> list[str]:
     return [part for key, value in values.items() for part in ("--set", f"{key}={value}")]
 
 
+def inline(table: dict[str, object]) -> str:
+    """A TOML table in one line, as --set takes it."""
+    return "{" + ",".join(f"{key}={value}" for key, value in table.items()) + "}"
+
+
 class Table:
     """What is run, in the order of importance."""
 
@@ -100,8 +105,8 @@ class Table:
         return self.jobs
 
     def sweeps(self) -> None:
-        for mixer in ("lpa", "pyramid"):
-            named = [*self.swept, "--mixer", mixer]
+        for mixer, more in (("lpa", {}), ("pyramid", {"mixer_config.pyramid": inline(FINE)})):
+            named = [*self.swept, "--mixer", mixer, *settings(**more)]
             self.add("sweep", f"sweep-{mixer}", self.wave, *self.plain, *named, makes="sweep.json")
 
     def every_depth(self) -> None:
@@ -188,8 +193,7 @@ class Table:
     def planner(self) -> None:
         """What it predicts, what that comes to as it is, and after training."""
         mixers = [part for name in ("pyramid", "ladder", "window") for part in ("--mixer", name)]
-        fine = f"{{block={FINE['block']},pieces={FINE['pieces']},steps={FINE['steps']}}}"
-        trained = [*self.swept, *settings(**{"mixer_config.pyramid": fine, "mixer_config.window": "{side=32}"})]
+        trained = [*self.swept, *settings(**{"mixer_config.window": "{side=32}"})]  # pyramids are best's
         self.add("plan", "plan", self.wave, *self.plain, *trained, *mixers, "--budget", "2", makes="choice.json")
         choice = self.runs / "plan" / "choice.json"
         taken = ["--plan", str(choice)]

@@ -61,7 +61,11 @@ def essentials(out: Path) -> dict[str, Any]:
     """What a conversion came to, for programs: its result without the steps on the way."""
     if not (out / "result.json").is_file():
         return {"finished": False, "out": str(out)}
-    result = {name: value for name, value in read_json(out / "result.json").items() if name not in ("steps", "final")}
+    result = {
+        name: value
+        for name, value in read_json(out / "result.json").items()
+        if name not in ("steps", "final", "commit")
+    }
     held_out = read_json(out / "config.json")["held_out"]
     return {"finished": True, "model": str(out / "model"), **result, "held_out": held_out}
 
@@ -463,6 +467,8 @@ class Conversion:
         if others := [i for i in chosen if i not in mixers]:
             kind = f"{config.kind} " if config.kind else ""
             raise LpaError(f"order {rule}: layer {others[0]} has no {kind}attention to replace; leave it out")
+        if config.layers > len(chosen):
+            raise LpaError(f"order {rule} names {len(chosen)} layers; {config.layers} cannot be replaced")
         chosen = chosen[: config.layers or len(chosen)]
         return [Swap(i, mixers[i], self.settings(mixers[i], swept.get(i, {}))) for i in chosen]
 

@@ -195,6 +195,37 @@ def test_killed_conversions_end_in_the_same_weights(desk, plain):
     assert result(out)["wer"] == result(plain)["wer"]
 
 
+def test_two_processes_convert_as_one_does(desk):
+    """A conversion, its sweep and its control, as `accelerate launch` starts them; every record once."""
+    config = config_for(desk)
+    given = [config.model, "--data", config.sources[0], "--held-out", "c", "--layers", "2", "--set", "batch_seconds=4"]
+    epochs = [f"{name}_epochs=1" for name in ("warm", "settle", "align", "final")]
+    train = 'train={device="cpu"}'
+    for text in (*epochs, train, "kl_weight=1", "sweep_settings.epochs=1.0", "sweep_settings.provision=4"):
+        given += ["--set", text]
+    paths = [str(HERE.parent.parent), os.environ.get("PYTHONPATH", "")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), "OMP_NUM_THREADS": "1"}
+    environment["LPA_COMMIT"] = "abc"
+    several = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2")
+    for name, launcher in (("alone", ()), ("both", several)):
+        out, noted = desk / name, ["--record", "--results", str(desk / f"{name}-results")]
+        for verb, what, where in (("convert", given, out), ("control", [str(out)], desk / f"{name}-control")):
+            command = [sys.executable, *launcher, "-m", "lpa", verb, *what, "--out", str(where), *noted]
+            done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
+            assert done.returncode == 0, done.stderr[-3000:]
+    for folder in ("", "-control"):
+        mine, theirs = (weights(desk / f"{name}{folder}" / "model") for name in ("alone", "both"))
+        assert mine.keys() == theirs.keys()
+        for key in mine:
+            torch.testing.assert_close(theirs[key], mine[key], rtol=1e-4, atol=5e-5)
+    for kind in ("convert", "control", "sweep"):
+        told = [
+            [json.loads(line)["what"] for line in (desk / f"{name}-results" / f"{kind}.jsonl").read_text().splitlines()]
+            for name in ("alone", "both")
+        ]
+        assert told[0] == told[1]
+
+
 def test_a_finished_conversion_says_so_and_another_is_refused(desk, plain, capsys):
     before = (plain / "model" / "weights.safetensors").stat().st_mtime_ns
     assert convert(config_for(desk), plain) == plain / "model"
@@ -447,6 +478,19 @@ def test_a_final_tuning_that_is_undone_leaves_the_gates_as_they_were(desk):
     assert final["reverted"]
     (kept,) = families.load(out / "model").swaps.values()
     assert kept.config["tau"] == 0.5
+
+
+def test_a_layer_gets_as_many_pulses_as_the_sweep_left_it(desk):
+    none = {"warm_epochs": 0.0, "settle_epochs": 0.0, "align_epochs": 0.0, "final_epochs": 0.0, "layers": 0}
+    few = {"provision": 4, "theta": 9.0, "floor": 2, "epochs": 0.5}  # none is as large: the floor is left
+    swept = SweepConfig(model=str(desk / "model"), sources=config_for(desk).sources, held_out=("c",), **few)
+    rows = {row["layer"]: row["allocation"] for row in sweep(swept, desk / "pulses")["layers"]}
+    for allocate, name in ((True, "as-left"), (False, "as-usual")):
+        convert(config_for(desk, **none, sweep=str(desk / "pulses"), allocate=allocate), desk / name)
+    made = {name: families.load(desk / name / "model").swaps for name in ("as-left", "as-usual")}
+    for index, row in rows.items():
+        assert {kind: made["as-left"][index].config[kind] for kind in row} == row
+        assert {kind: made["as-usual"][index].config[kind] for kind in row} != row
 
 
 def test_pulses_are_not_taken_from_another_mixers_sweep(desk):

@@ -96,6 +96,7 @@ def test_mixers_may_differ_by_layer(desk):
         ({"mixer": "window,pyramid"}, "names 2 mixers for 3 layers"),
         ({"mixer": "window,pyramid,piramid"}, "piramid"),
         ({"mixer": "window,pyramid,ladder", "order": "kl", "progressive": True}, "no one sweep"),
+        ({"order": "2,0", "layers": 3}, "order 2,0 names 2 layers; 3 cannot be replaced"),
     ):
         with pytest.raises(LpaError, match=says):
             convert(config_for(desk, "none", **wrong), desk / f"wrong-{len(says)}")
