@@ -1,6 +1,7 @@
 """The scripts in recipes/: those that make training data, the voice on torch and in ONNX Runtime, the table of runs."""
 
 import argparse
+import json
 import os
 import random
 import sys
@@ -210,3 +211,20 @@ def test_what_is_finished_is_measured_once(table):
     jobs[0].makes.parent.mkdir(parents=True)
     jobs[0].makes.touch()
     assert len(convert_table.measurements(table)) == len(jobs) - 1
+
+
+def test_the_built_in_models_recipe_is_what_made_it():
+    """Its record says so: all that decides the result, but for settings that were not known then."""
+    root = Path(__file__).parents[2]
+    lines = (root / "results" / "convert.jsonl").read_text().splitlines()
+    (made,) = (
+        record
+        for record in map(json.loads, lines)
+        if record["what"] == "final" and record["model"] == "models/whisper-base-ctc" and record["seed"] == 0
+        if record["config"]["mixer"] == "pyramid" and record["figures"]["training_steps"] == 1380
+    )
+    recipe = read(str(root / "recipes" / "default.toml"), sources=made["config"]["sources"], model=made["model"])
+    mixer = {"block": 16, "pieces": [2, 2, 4, 8], "steps": [1, 2, 4, 8]}  # the pyramid's defaults, then and now
+    train = {key: value for key, value in made["config"]["train"].items() if key != "cache"}
+    then = {**made["config"], "mixer_config": mixer, "train": train, "held_out": [], "max_minutes": 0.0}
+    assert {key: value for key, value in recipe.to_dict().items() if key in then} == then
