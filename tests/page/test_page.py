@@ -22,6 +22,8 @@ CHARTS = (
     "gates-1",
     "training",
 )
+NOWHERE = """[...document.querySelectorAll('a')].map(a => a.getAttribute('href'))
+    .filter(target => !document.getElementById(target.slice(1)))"""
 sys.path.append(str(ROOT / "tests" / "unit"))  # for the records and the small models
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed; it drives the browser")
@@ -70,7 +72,7 @@ class Visit:
             assert not self.faults
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (1280, "dark"), (390, "light")])
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (1280, "dark"), (390, "light"), (390, "dark")])
 def test_every_figure_is_there(browser, evidence, width, scheme):
     with Visit(browser, evidence, width, scheme) as page:
         for name in CHARTS:
@@ -82,26 +84,34 @@ def test_every_figure_is_there(browser, evidence, width, scheme):
         assert page.evaluate("document.documentElement.scrollWidth") <= width  # wide tables scroll by themselves
 
 
-def test_the_repository_s_own_page_opens(browser, tmp_path):
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
+def test_the_repository_s_own_page_opens(browser, tmp_path, width, scheme):
     from lpa.report import report
 
     (tmp_path / "README.md").write_text("")
-    with Visit(browser, report(tmp_path, ROOT / "results", tmp_path / "README.md")) as page:
+    with Visit(browser, report(tmp_path, ROOT / "results", tmp_path / "README.md"), width, scheme) as page:
         assert page.locator("#records tbody tr").count() > 10
         assert all(page.locator(f"#chart-{name}").count() == 1 for name in CHARTS)
+        for name in (*(f"table-{n}" for n in range(1, 12)), *(f"figure-{n}" for n in range(1, 5))):
+            shown = page.locator(f"#{name} .body :is(tbody tr, figure > svg)")
+            assert shown.count() >= 3 if name.startswith("table") else shown.count() >= 2, name
+            assert shown.first.bounding_box()["width"] > 250, name
+        assert page.evaluate(NOWHERE) == []
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
-def test_links_lead_somewhere(browser, evidence):
-    with Visit(browser, evidence) as page:
-        lost = "[...document.querySelectorAll('a')].filter(a => !document.querySelector(a.getAttribute('href'))).length"
-        assert page.evaluate(lost) == 0
-        number = page.locator("#table-7 td.mine a").first
+@pytest.mark.parametrize("width", [1280, 390])
+def test_links_lead_somewhere(browser, evidence, width):
+    with Visit(browser, evidence, width) as page:
+        assert page.evaluate(NOWHERE) == []
+        number = page.locator("#table-7 td.mine a").last
         target = number.get_attribute("href")
         number.click()
         row = page.locator(target)
         assert "lpa" in row.inner_text() or "pytest" in row.inner_text()  # the command that wrote it
         assert page.evaluate("location.hash") == target
-        assert row.evaluate("r => r.getBoundingClientRect().top") < 900
+        head, link = page.locator("#records th").first.bounding_box(), row.locator("a").bounding_box()
+        assert head["y"] + head["height"] <= link["y"] < 900 - link["height"]  # below the heading that stays
 
 
 def test_tables_sort(browser, evidence):
