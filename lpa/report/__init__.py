@@ -7,7 +7,7 @@ from pathlib import Path
 from ..errors import LpaError
 from . import headline
 from . import readme as blocks
-from .measured import load
+from .measured import load, lost
 from .page import render
 
 
@@ -28,7 +28,7 @@ def report(out: Path, results: Path, readme: Path, check: bool = False) -> Path:
             raise LpaError(f"{stale[0]} is not what {results} says; run `lpa report`")
         return page
     made = {path: made[path] for path in stale}
-    for path, new in {page: render(found), **made}.items():
+    for path, new in {page: render(found, lost(found, results)), **made}.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(new, encoding="utf-8")
     return page

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -36,6 +37,26 @@ def load(folder: Path | str) -> list[Record]:
                 raise LpaError(f"{path}:{number}: figures must be numbers by name; remove the line")
             found.append({**record, **whole_config(record), "id": f"{path.stem}-{number}"})
     return found
+
+
+def lost(found: Iterable[Record], folder: Path | str) -> frozenset[str]:
+    """The commits of records that no branch or tag of FOLDER's repository holds.
+
+    None where that cannot be told: without git, outside a repository, in a clone of part of the history.
+    """
+
+    def git(*arguments: str) -> str:
+        try:
+            done = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True)
+        except OSError:  # no git here
+            return ""
+        return "" if done.returncode else done.stdout.strip()
+
+    if git("rev-parse", "--is-shallow-repository") != "false":
+        return frozenset()
+    held = git("rev-list", "--all", "HEAD").split()
+    named = {record["commit"] for record in found}
+    return frozenset(c for c in named if not any(h.startswith(c.partition("+")[0]) for h in held))
 
 
 def whole_config(record: Record) -> dict[str, Any]:

@@ -42,8 +42,8 @@ RECORD_COLUMNS = ("record", "of what", "figures", "command", "seed", "commit", "
 WRAPPED = (1, 2, 3, 6)
 
 
-def render(found: list[Record]) -> str:
-    """The whole page."""
+def render(found: list[Record], lost: frozenset[str] = frozenset()) -> str:
+    """The whole page. `lost`: commits that the repository does not hold."""
     compared, own = [make(found) for make in PAPER], [make(found) for make in OURS_ALONE]
     commands = {record["id"]: record["command"] for record in found}
     tally = Counter(item.mark() for item in compared)
@@ -69,7 +69,7 @@ machine.</p>
 <section id="glance"><h2>At a glance</h2><article>{glance(compared)}</article></section>
 <section id="ours"><h2>Ours</h2>{"".join(article(item, commands) for item in own)}</section>
 <section id="paper"><h2>The paper, item by item</h2>{"".join(article(item, commands) for item in compared)}</section>
-<section id="records"><h2>Records</h2>{all_records(found)}</section>
+<section id="records"><h2>Records</h2>{all_records(found, lost)}</section>
 <footer>Made by <code>lpa report</code> from <code>results/*.jsonl</code> alone. A figure that says “one run” was
 measured once, so nothing is known of its spread. The paper's figures are its own.</footer>
 </main><script>{asset("page.js")}</script></body></html>
@@ -184,10 +184,10 @@ def td(cell: Cell, digits: int, numeric: bool, mine: bool) -> str:
     return f'<td class="{kinds}"{value}>{inside}</td>'
 
 
-def all_records(found: list[Record]) -> str:
+def all_records(found: list[Record], lost: frozenset[str]) -> str:
     if not found:
         return '<p class="note">There are none yet.</p>'
-    rows = []
+    rows, strays = [], sum(r["commit"] in lost for r in found)
     for r in found:
         figures = [f"{name} {value:g}" for name, value in r["figures"].items() if isinstance(value, int | float)]
         of = [escape(str(r[name])) for name in ("what", "model", "data") if r.get(name)]
@@ -197,13 +197,17 @@ def all_records(found: list[Record]) -> str:
             escape(", ".join(figures)),
             f"<code>{escape(r['command'])}</code>",
             "" if r.get("seed") is None else str(r["seed"]),
-            f'<code title="{escape(r["commit"])}">{escape(short_commit(r["commit"]))}</code>',
+            f'<code title="{escape(r["commit"])}">{escape(short_commit(r["commit"]))}</code>'
+            + "<small>not in this repository</small>" * (r["commit"] in lost),
             escape(r["machine"]),
             r["date"][:10],
         )
         made = "".join(f"<td{' class=wrap' if i in WRAPPED else ''}>{cell}</td>" for i, cell in enumerate(cells))
         rows.append(f'<tr id="{r["id"]}">{made}</tr>')
-    return f"<article>{scroll(heads(RECORD_COLUMNS, set()), ''.join(rows))}</article>"
+    note = f"{strays} of {len(found)} records name a commit that is not in this repository (it was rewritten before it "
+    note += "was merged, or never pushed), so that the very code that made them cannot be checked out."
+    said = f'<p class="note">{note}</p>' if strays else ""
+    return f"<article>{said}{scroll(heads(RECORD_COLUMNS, set()), ''.join(rows))}</article>"
 
 
 def short_commit(commit: str) -> str:

@@ -302,6 +302,42 @@ def test_what_a_record_holds_is_escaped(tmp_path):
     assert "<i>'" not in text
 
 
+def test_a_commit_that_is_in_no_history_is_marked(tmp_path, tmp_path_factory, monkeypatch):
+    def git(*arguments: str, at: Path = tmp_path) -> str:
+        command = ["git", "-C", str(at), "-c", "user.name=x", "-c", "user.email=x@x", *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    results = tmp_path / "results"
+    results.mkdir()
+    git("init", "-q")
+    git("commit", "-q", "--allow-empty", "-m", "kept")
+    kept = git("rev-parse", "HEAD")
+    git("commit", "-q", "--allow-empty", "-m", "to be rewritten")
+    rewritten = git("rev-parse", "HEAD")
+    git("commit", "-q", "--allow-empty", "--amend", "-m", "rewritten")  # the old one still lies about as an object
+    commits = (kept, f"{kept[:7]}+dirty", rewritten, f"{rewritten}+dirty", "f" * 40)
+    (results / "bench.jsonl").write_text("".join(line(commit=c) for c in commits))
+    git("add", ".")
+    git("commit", "-q", "-m", "records")
+    (tmp_path / "README.md").write_text("")
+
+    def made(folder: Path) -> str:
+        page = report(tmp_path / "out", folder, tmp_path / "README.md")
+        return page.read_text()
+
+    text = made(results)
+    assert "3 of 5 records name a commit that is not in this repository" in text
+    assert text.count("<small>not in this repository</small>") == 3
+    assert f"{rewritten[:10]} + changes</code><small>not in this repository" in text
+    assert f"{kept[:10]}</code></td>" in text
+    git("clone", "-q", "--depth", "1", tmp_path.as_uri(), "shallow")  # it does not hold all there is
+    outside = shutil.copytree(results, tmp_path_factory.mktemp("outside") / "results")
+    for elsewhere in (tmp_path / "shallow" / "results", outside):
+        assert "not in this repository" not in made(elsewhere)
+    monkeypatch.setenv("PATH", "")  # no git
+    assert "not in this repository" not in made(results)
+
+
 # --- the README
 
 
