@@ -11,8 +11,9 @@ from .items import Cell, Chart, Figure, Line
 WIDTH, HEIGHT = 540, 320
 SMALL = 310  # width of a chart that stands beside others of its kind
 LEFT, RIGHT, TOP, BOTTOM = 76, 14, 12, 46
+TONES = 4
 DASHES = ("", "7 4", "2 3", "9 3 2 3", "1 4")
-MARKS = ("circle", "square", "diamond", "triangle")
+MARKS = ("circle", "square", "diamond", "triangle", "cross", "wedge")
 STEPS = ((1,), (1, 3), (1, 2, 5), (1, 1.5, 2, 3, 5, 7))  # of a decade, coarse to fine
 MANY = 24  # points beyond which a line has no marks
 EMPTY = "not measured yet"
@@ -82,15 +83,23 @@ def width(chart: Chart) -> int:
 
 
 def style(lines: list[Line] | tuple[Line, ...], index: int) -> tuple[str, str, str]:
-    """Class, dash and mark of a line: ours in the accent colour and its tints, the paper's in grey."""
+    """Class, dash and mark of a line: ours in the accent colour and its tints, the paper's in grey.
+
+    There are 4, 5 and 6 of these, so that of a dozen lines no two are alike in two of the three.
+    """
     line = lines[index]
     place = sum(other.ours == line.ours for other in lines[:index])
     kind = "ours" if line.ours else "theirs"
-    return f"{kind} tone{place % 4}", DASHES[place % len(DASHES)], MARKS[place % len(MARKS)]
+    return f"{kind} tone{place % TONES}", DASHES[place % len(DASHES)], MARKS[place % len(MARKS)]
+
+
+def drawn(chart: Chart) -> list[Line]:
+    """The lines that there is something of: what a legend names."""
+    return [line for line in chart.lines if line.points]
 
 
 def curves(chart: Chart, ys: list[float]) -> str:
-    lines = list(chart.lines)
+    lines = drawn(chart)
     xs = [float(x) for line in lines for x, _ in line.points]
     to_x, x_ticks = axis(xs, chart.log_x, LEFT, width(chart) - RIGHT)
     to_y, y_ticks = axis(ys, chart.log_y, HEIGHT - BOTTOM, TOP, chart.zero)
@@ -112,7 +121,7 @@ def curves(chart: Chart, ys: list[float]) -> str:
 
 
 def bars(chart: Chart, ys: list[float]) -> str:
-    lines = [line for line in chart.lines if line.points]
+    lines = drawn(chart)
     to_y, y_ticks = axis(ys, chart.log_y, HEIGHT - BOTTOM, TOP)
     parts = [frame(chart, to_y, y_ticks)]
     slot = (width(chart) - RIGHT - LEFT) / len(chart.bars)
@@ -155,6 +164,8 @@ def dot(x: float, y: float, mark: str, tone: str, name: str, cell: Cell) -> str:
         "square": f'<rect x="{x - 3.2:.1f}" y="{y - 3.2:.1f}" width="6.4" height="6.4"',
         "diamond": f'<path d="M{x:.1f} {y - 4.6:.1f}l4.6 4.6-4.6 4.6-4.6-4.6z"',
         "triangle": f'<path d="M{x:.1f} {y - 4.4:.1f}l4.4 7.6h-8.8z"',
+        "cross": f'<path d="M{x - 1.4:.1f} {y - 4.2:.1f}h2.8v2.8h2.8v2.8h-2.8v2.8h-2.8v-2.8h-2.8v-2.8h2.8z"',
+        "wedge": f'<path d="M{x - 4.4:.1f} {y - 3.4:.1f}h8.8l-4.4 7.6z"',
     }
     title = f"<title>{escape(name)}, {said(cell)}</title>"
     tag = shapes[mark].split(" ", 1)[0][1:]
@@ -170,7 +181,7 @@ def said(cell: Cell) -> str:
 
 
 def legend(chart: Chart) -> str:
-    lines = [line for line in chart.lines if line.points]
+    lines = drawn(chart)
     if [line.name for line in lines] == [chart.y]:
         return ""  # the axis says it
     keys = []

@@ -31,7 +31,9 @@ def picture(found: list[Record]) -> str:
 
 def draw(chart: Chart) -> str:
     """A chart with its title above and its legend below, without links, which a picture cannot have."""
-    lines = [replace(line, points=[(x, charts.number(cell)) for x, cell in line.points]) for line in chart.lines]
+    lines = [
+        replace(line, points=[(x, charts.number(cell)) for x, cell in line.points]) for line in charts.drawn(chart)
+    ]
     plain = replace(chart, lines=lines)
     ys = [y for line in plain.lines for _, y in line.points if isinstance(y, float)]
     parts = [charts.text(charts.LEFT, 22, chart.title, "head", "start")]

@@ -193,11 +193,12 @@ def built_in(found: list[Record], name: str, what: str, title: str, unit: str) -
 
 
 def from_start(found: list[Record], name: str) -> list[Line]:
-    """A figure of the commands people type against the length of the recording, a curve for each command."""
+    """A figure of `lpa transcribe` against the length of the recording, a curve for each backend."""
+    heard = {key: some for key, some in started(found).items() if key[0].startswith("transcribe")}
     lines = []
-    for (what, model, machine), some in started(found).items():
+    for (what, model, machine), some in heard.items():
         points = {s: figure(at, name) for s, at in grouped(some, lambda r: r["figures"]["seconds"]).items()}
-        said = f"{what.replace(', ', ' with ')}, {model}" + f", {machine}" * (len({m for *_, m in started(found)}) > 1)
+        said = f"{what.replace(', ', ' with ')}, {model}" + f", {machine}" * (len({m for *_, m in heard}) > 1)
         lines.append(Line(said, [(s, f) for s, f in sorted(points.items()) if f is not None], True))
     return lines
 
