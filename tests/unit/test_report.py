@@ -251,6 +251,15 @@ def test_the_order_is_the_reason_only_where_it_puts_the_costly_layer_off(found):
     assert reason in why_ablation([*found, *by_depth, *hard], ours)
 
 
+def test_a_reason_says_which_speakers_it_is_about(found):
+    last = next(r for r in found if r["kind"] == "convert" and r["what"] == "step 10" and r["config"]["mixer"] == "lpa")
+    timed = {**last, "what": "final", "figures": {**last["figures"], "training_steps": 1000}}
+    start = (
+        f"our model starts at {report_records.PAPER_WER[0]:.0f} % on held-out speakers, where the paper's starts at 3"
+    )
+    assert start in why_ablation([*found, timed], {})
+
+
 def test_the_machine_is_named_once_where_there_is_one():
     grid = Grid(("model", "machine", "ms"), [["a", "here", 1], ["b", "here", 2]], ours=frozenset({2}))
     short, said = machine_below(grid)
