@@ -39,8 +39,13 @@ def figure_1(found: list[Record]) -> Item:
         )
         for n, (name, gate) in enumerate(gates.items(), 1)
     ]
-    verdict = Verdict(REPRODUCED, "drawn from the formulas; `lpa show FILE --model MODEL` draws them on a recording")
-    return Item("figure-1", "Figure 1", "Pulses in attention's place", verdict, charts=charts)
+    said = "drawn from the formulas; `lpa show FILE --model MODEL` draws them on a recording"
+    notes = [
+        "Half (a) is attention's n × n map, which takes a model and a recording, and this page is made from records "
+        "alone: `lpa show` draws it for every layer that has attention, beside the pulses of those that have none."
+    ]
+    verdict = Verdict(REPRODUCED, said, of="half (b), the pulses")
+    return Item("figure-1", "Figure 1", "Pulses in attention's place", verdict, charts=charts, notes=notes)
 
 
 def table_11(found: list[Record]) -> Item:
