@@ -187,7 +187,8 @@ def enhancement(found: list[Record]) -> Item:
     said += f"{utterances(rated)}it in white noise; of all three, more is better"
     verdict = Verdict(OURS, said) if rows else missing([CONVERT])
     grid = Grid(columns, rows, ours=frozenset(range(2, 7)))
-    return Item("enhancement", "Ours", "Enhancement models", verdict, grid)
+    notes = ["Rows of one control were trained for as long as each other, and only these compare."] if rows else []
+    return Item("enhancement", "Ours", "Enhancement models", verdict, grid, notes=notes)
 
 
 def utterances(found: Iterable[Record]) -> str:

@@ -215,6 +215,7 @@ class Result:
     layers: int
     of: int | None
     training: str  # how long; of what had none the control is the model it began with
+    minutes: float  # that it trained for by the clock; 0 where that did not decide
     hours: float  # of speech that it trained on, some of it more than once
     date: str  # of the last record
     key: Key  # what else was trained so has it, too
@@ -222,6 +223,10 @@ class Result:
     tested_control: Figure | None
     held: Figure | None
     held_control: Figure | None
+
+    def budget(self) -> float:
+        """The hours to two digits: trainings of one length differ by a step or two."""
+        return float(f"{self.hours:.2g}")
 
 
 def results(found: Iterable[Record]) -> list[Result]:
@@ -254,6 +259,7 @@ def results(found: Iterable[Record]) -> list[Result]:
             layers=layers_of(first),
             of=(first.get("network") or {}).get("layers"),
             training=training(own),
+            minutes=config["minutes"],
             hours=max(r["figures"].get("training_steps", 0) for r in own) * config["batch_seconds"] / 3600,
             date=max(r["date"] for r in own),
             key=key,

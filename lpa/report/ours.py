@@ -16,11 +16,9 @@ DURATION_AXES = ("seconds of joined speech, log", "WER %")
 
 
 def converted(found: list[Record]) -> Item:
-    """Every finished conversion that has a control, beside it; or all where none has."""
-    every = results(found)
-    beside = [r for r in every if gap(r.tested, r.tested_control) or gap(r.held, r.held_control)]
+    """Every finished conversion, beside its control where it has one; what trained for as long stands together."""
     rows: list[list[Cell]] = []
-    for r in beside or every:
+    for r in sorted(results(found), key=lambda r: (r.model, r.layers, r.budget())):
         layers = f"{r.layers} of {r.of}" if r.of else str(r.layers)
         rows.append([r.model, r.name, layers, r.training])
         rows[-1] += [r.tested, r.tested_control, gap(r.tested, r.tested_control)]
@@ -30,6 +28,7 @@ def converted(found: list[Record]) -> Item:
         *("test-clean, WER %", "control", "points", "held-out, WER %", "control", "points"),
     )
     why = "control: the same training with attention left in, and of what had no training the model it began with; "
+    why += "empty where there is none; only rows of one training compare, and these stand together; "
     why += "held-out: speakers of dev-clean that were not trained on"
     verdict = Verdict(OURS, why) if rows else missing([BEST, CONTROL])
     grid = Grid(columns, rows, ours=frozenset(range(4, 10)))
@@ -87,6 +86,8 @@ def durations(found: list[Record]) -> dict[str, list[Line]]:
     What was short enough to be heard whole is part of all of a model's curves.
     """
     joined = [r for r in found if is_evaluation(r) and "seconds" in r["figures"] and r.get("tau") is None]
+    # of a conversion and of its control
+    lengths = {r.key[1:]: r.training for r in results(found) if r.hours and not r.minutes}
     made: dict[str, list[Line]] = {}
     for base, of_one in grouped(joined, base_name).items():
         made[base] = []
@@ -99,8 +100,10 @@ def durations(found: list[Record]) -> dict[str, list[Line]]:
             if name is None or not config:
                 return name
             name += f", {layers_of(record)} layers" if len(depths) > 1 else ""
-            several = len(trainings[named(record)]) > 1
-            return f"{name}, {config['settle_epochs']:g} epochs at {config['lr']:g}" if several else name
+            if len(trainings[named(record)]) > 1:
+                name += f", {config['settle_epochs']:g} epochs at {config['lr']:g}"
+            length = lengths.get(training_key(record)[1:])
+            return f"{name}, {length}" if length else name
 
         for model, some in grouped(of_one, label).items():
             cuts = {r["chunk_seconds"] for r in some if r.get("chunk_seconds")}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 from ..errors import LpaError, choose
 from . import cleaning, layer, ours, speed
 from .conversions import Result, results
-from .items import MISSING, ONE_RUN, Cell, Figure, Grid, Item, machine_below, signed
+from .items import MISSING, ONE_RUN, Cell, Figure, Grid, Item, gap, machine_below
 from .measured import Record, figure, grouped, split_of
 
 MARKED = re.compile(r"(<!-- lpa report: ([\w-]+) -->\n)(.*?)(<!-- end -->)", re.S)
@@ -86,24 +87,28 @@ def models(found: list[Record]) -> str:
 
 
 def conversions(found: list[Record]) -> str:
-    """One conversion of each mixer beside its control, on test-clean, the least costly first."""
-    trained = [r for r in results(found) if r.training != "none"]
-    costs = {r: r.tested.value - r.tested_control.value for r in trained if r.tested and r.tested_control}
-    if not costs:
+    """For each mixer and length of training one conversion beside its control, on test-clean; each length together."""
+    trained = [r for r in results(found) if r.tested and r.training != "none" and not r.minutes]
+    if not trained:
         return block(ours.converted(found))
-    chosen: dict[tuple[str, int, str], Result] = {}
-    for r in sorted(costs, key=lambda r: (len(r.tested.ids) if r.tested else 0, r.hours, -costs[r])):
-        chosen[r.model, r.layers, r.mixer] = r
-    rows: list[list[Cell]] = [
-        [r.model, r.name, f"{r.layers} of {r.of}", r.training, r.tested, r.tested_control, signed(costs[r])]
-        for r in sorted(chosen.values(), key=lambda r: (r.model, r.layers, costs[r]))
-    ]
+
+    def wer(result: Result) -> float:
+        return result.tested.value if result.tested else math.inf
+
+    chosen: dict[tuple[str, int, float, str], Result] = {}
+    for r in sorted(trained, key=lambda r: (r.tested_control is not None, r.tested and len(r.tested.ids), -wer(r))):
+        chosen[r.model, r.layers, r.budget(), r.mixer] = r
+    rows: list[list[Cell]] = []
+    for r in sorted(chosen.values(), key=lambda r: (r.model, r.layers, r.budget(), wer(r))):
+        rows.append([r.model, r.name, f"{r.layers} of {r.of}", r.training])
+        rows[-1] += [r.tested, r.tested_control, gap(r.tested, r.tested_control)]
     columns = ("model", "what took attention's place", "layers", "training", "test-clean, WER %", "control", "points")
     grid = Grid(columns, rows)
     said = (
-        "Of each mixer the setting with the most seeds, then the longest training, then the least cost. All settings, "
+        "Only what trained for as long compares; it stands together, the shortest training first. Of each mixer the "
+        "setting with the most seeds, then the least WER; no control: none was trained so. All settings, what trained "
+        "by the clock or not at all, and held-out speakers of dev-clean are on the page of `lpa report`."
     )
-    said += "what was not trained at all, and held-out speakers of dev-clean are on the page of `lpa report`."
     return f"{table(grid)}\n{runs(grid)} {said}\n"
 
 

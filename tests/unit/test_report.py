@@ -379,7 +379,7 @@ def test_the_readme_tells_of_speech_nobody_trained_on(found):
         "| wav2vec2-12 | pyramid of 64 windows, distilled | 8 of 12 |  | 11.60 (11.50–11.70, 3 seeds) | 11.50 ("
         in compared
     )
-    assert "naive" not in compared  # it has no control to stand beside
+    assert "naive" not in compared  # no test-clean of it
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,72 @@
+"""What conversions come to: none is left out, and none stands beside what trained for longer."""
+
+import pytest
+import report_records
+
+from lpa import records
+from lpa.report import measured, ours, readme
+
+SIX = "order=0,1,2,3,4,5"
+
+
+@pytest.fixture
+def found(tmp_path) -> list[dict]:
+    """A pyramid and windows, each trained for two lengths, with a control of both lengths; conv for one, with none."""
+
+    def trained(mixer: str, steps: int, wer: float, *settings: str) -> None:
+        changes = (f"mixer={mixer}", "mixer_config={}", "layers=6", f"settle_epochs={steps / 1000}", *settings)
+        config = report_records.config("best", *changes)
+        figures = {"wer": wer + 1, "layers": 6, "training_steps": steps}
+        about = {"model": report_records.MODEL, "data": report_records.DATA, "seed": 0, "config": config.to_dict()}
+        kind = "control" if config.keep_attention else "convert"
+        records.write(kind, what="final", figures=figures, network=report_records.NETWORK, folder=tmp_path, **about)
+        report_records.evaluation(tmp_path, 6, {"wer": wer, "cer": 4.0}, config=config, mixer=mixer)
+
+    for steps, gain in ((1000, 0.0), (5000, 3.0)):
+        trained("pyramid", steps, 30.0 - gain)
+        trained("pyramid", steps, 29.0 - gain, "keep_attention=true", SIX)
+        trained("window", steps, 31.0 - gain)
+    trained("conv", 1001, 40.0, "lr=0.5")
+    return measured.load(tmp_path)
+
+
+def test_a_conversion_without_a_control_has_an_empty_one(found):
+    rows = {(row[1].split()[0].strip(","), row[3].split()[0]): row for row in ours.converted(found).grid.rows}
+    assert len(rows) == 5
+    assert [rows["conv", "1,001"][n] for n in (5, 6, 8, 9)] == [None] * 4
+    assert rows["conv", "1,001"][4].value == 40.0
+    assert (rows["window", "5,000"][5].value, rows["window", "5,000"][6]) == (26.0, "+2.00")
+
+
+def test_what_trained_for_as_long_stands_together(found):
+    rows = ours.converted(found).grid.rows
+    lengths = [row[3] for row in rows]
+    assert len(rows) == 5
+    assert [length.split()[0] for length in lengths[-2:]] == ["5,000", "5,000"]
+    assert all(length.endswith(" steps of 100 s") for length in lengths)
+
+
+def test_the_readme_has_every_mixer_at_every_length_of_training(found):
+    table = [line.split(" | ") for line in readme.BLOCKS["conversions"](found).splitlines() if "12 | " in line]
+    assert [(cells[1].split(" ")[0].rstrip(","), cells[3].split()[0], cells[4].split()[0]) for cells in table] == [
+        ("pyramid", "1,000", "30.00"),
+        ("window", "1,000", "31.00"),
+        ("conv", "1,001", "40.00"),  # a step more is no other length
+        ("pyramid", "5,000", "27.00"),
+        ("window", "5,000", "28.00"),
+    ]
+    assert [cells[5].strip(" |") for cells in table] == ["29.00", "29.00", "", "26.00", "26.00"]
+
+
+def test_curves_say_how_long_each_was_trained(found, tmp_path):
+    for record in [r for r in found if r["kind"] == "evaluate" and not r["config"]["keep_attention"]]:
+        for seconds in (5, 60):
+            figures = {"wer": 30.0, "cer": 4.0, "seconds": seconds}
+            about = {"config": record["config"], "model": "runs/x/model", "network": record["network"]}
+            records.write("evaluate", what="wer", figures=figures, data=report_records.TEST, folder=tmp_path, **about)
+    ((base, lines),) = ours.durations(measured.load(tmp_path)).items()
+    named = [line.name for line in lines]
+    assert base == "wav2vec2-12"
+    assert len(named) == len(set(named)) == 5
+    assert "conv, distilled, 1,001 steps of 100 s" in named
+    assert sum(name.endswith(", 5,000 steps of 100 s") for name in named) == 2
