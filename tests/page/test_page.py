@@ -72,6 +72,18 @@ class Visit:
             assert not self.faults
 
 
+def follow(page, numbers: str) -> None:
+    """Click the last of the numbers: its record is there to see, below the heading that stays."""
+    number = page.locator(numbers).last
+    target = number.get_attribute("href")
+    number.click()
+    row = page.locator(target)
+    assert "lpa" in row.inner_text() or "pytest" in row.inner_text()  # the command that wrote it
+    assert page.evaluate("location.hash") == target
+    head, link = page.locator("#records th").first.bounding_box(), row.locator("a").bounding_box()
+    assert head["y"] + head["height"] <= link["y"] < 900 - link["height"]
+
+
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (1280, "dark"), (390, "light"), (390, "dark")])
 def test_every_figure_is_there(browser, evidence, width, scheme):
     with Visit(browser, evidence, width, scheme) as page:
@@ -98,20 +110,14 @@ def test_the_repository_s_own_page_opens(browser, tmp_path, width, scheme):
             assert shown.first.bounding_box()["width"] > 250, name
         assert page.evaluate(NOWHERE) == []
         assert page.evaluate("document.documentElement.scrollWidth") <= width
+        follow(page, "#table-11 td.mine a")
 
 
 @pytest.mark.parametrize("width", [1280, 390])
 def test_links_lead_somewhere(browser, evidence, width):
     with Visit(browser, evidence, width) as page:
         assert page.evaluate(NOWHERE) == []
-        number = page.locator("#table-7 td.mine a").last
-        target = number.get_attribute("href")
-        number.click()
-        row = page.locator(target)
-        assert "lpa" in row.inner_text() or "pytest" in row.inner_text()  # the command that wrote it
-        assert page.evaluate("location.hash") == target
-        head, link = page.locator("#records th").first.bounding_box(), row.locator("a").bounding_box()
-        assert head["y"] + head["height"] <= link["y"] < 900 - link["height"]  # below the heading that stays
+        follow(page, "#table-7 td.mine a")
 
 
 def test_tables_sort(browser, evidence):
