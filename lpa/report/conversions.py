@@ -105,8 +105,11 @@ def mixers_of(config: dict[str, Any]) -> str:
         return "the planner's choice"
     if "," in config["mixer"]:
         return " and ".join(sorted({name.strip() for name in config["mixer"].split(",")}))
-    settings = dict(config["mixer_config"])
-    name = config["mixer"]
+    return mixer_said(config["mixer"], config["mixer_config"])
+
+
+def mixer_said(name: str, settings: dict[str, Any]) -> str:
+    settings = dict(settings.get(name, settings))
     if name == "window":
         name += f" ±{settings.pop('side', SIDE)}"
     elif {"block", "pieces", "steps"} <= set(settings):

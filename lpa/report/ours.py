@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from statistics import fmean
+from typing import Any
 
-from .conversions import full_name, layers_of, mixers_of, results, series, trained, training_key
+from .conversions import full_name, layers_of, mixer_said, mixers_of, results, series, trained, training_key
 from .items import OURS, Cell, Chart, Figure, Grid, Item, Line, Verdict, gap, missing
 from .measured import Record, as_it_is, base_name, figure, grouped, is_evaluation, split_of
-from .quality import DATA, EVALUATE
+from .quality import DATA, EVALUATE, SWEEP
 
 BEST = f"lpa convert models/wav2vec2-12 {DATA} --out runs/best --recipe best --record"
 CONTROL = "lpa control runs/best --out runs/best-control --record"
@@ -33,6 +36,55 @@ def converted(found: list[Record]) -> Item:
     verdict = Verdict(OURS, why) if rows else missing([BEST, CONTROL])
     grid = Grid(columns, rows, ours=frozenset(range(4, 10)))
     return Item("conversions", "Ours", "Converted models beside their controls", verdict, grid)
+
+
+def tried(found: list[Record]) -> Item:
+    """What each setting of a mixer leaves of attention in every layer alone, by the sweeps."""
+    swept = [r for r in found if r["kind"] == "sweep" and "relative" in r["figures"]]
+    rows: list[list[Cell]] = []
+
+    def key(record: Record) -> tuple[str, str, str, int]:
+        config = record["config"]
+        epochs, seconds = record["figures"]["epochs"], config["train"].get("epoch_seconds")
+        heard = f"{epochs * seconds:,.0f} s" if seconds else f"{epochs:g} epochs"
+        mixer = mixer_said(config["mixer"], config["mixer_config"]) + reach(config)
+        return record["model"], mixer, heard if epochs else "none", config["train"].get("held_out_limit", 0)
+
+    for (model, mixer, heard, on), some in sorted(grouped(swept, key).items()):
+        layers = list({r["figures"]["layer"]: r for r in some}.values())  # of each the latest
+        rows.append([model, mixer, heard, f"{on}" if on else "all"])
+        rows[-1] += [
+            over_layers(layers, "relative", 100),
+            *(over_layers(layers, n) for n in ("kl", "mflop_per_second")),
+        ]
+    columns = (
+        *("model", "mixer", "trained", "utterances", "left unexplained, %", "KL of the posteriors"),
+        "MFLOP a second of audio",
+    )
+    said = "each layer alone beside its attention, the mean over the layers: the share of what attention puts out that "
+    said += "the mixer leaves unexplained, what that does to the posteriors, and what a layer costs; held-out speakers"
+    verdict = Verdict(OURS, said) if rows else missing([SWEEP])
+    grid = Grid(columns, rows, ours=frozenset({4, 5, 6}))
+    return Item("settings", "Ours", "What each setting of a mixer does", verdict, grid)
+
+
+def reach(config: dict[str, Any]) -> str:
+    """How far a pyramid looks beyond a frame's own block, where its settings say so."""
+    settings = config["mixer_config"].get(config["mixer"], config["mixer_config"])
+    return f", {settings['block'] * (1 + sum(settings['steps']))} frames" if "steps" in settings else ""
+
+
+def over_layers(layers: list[Record], name: str, times: float = 1.0) -> Figure | None:
+    """The mean over layers, and the least and the most."""
+    ranked = sorted((r for r in layers if r["figures"].get(name) is not None), key=lambda r: r["figures"][name])
+    values = [times * r["figures"][name] for r in ranked]
+    if not values:
+        return None
+    made = Figure(fmean(values), (ranked[0]["id"],), digits=4 if values[-1] < 1 else 1)
+    if values[0] == values[-1]:
+        return made
+    ends = (ranked[0]["id"], ranked[-1]["id"])
+    return replace(made, ids=ends, low=values[0], high=values[-1], spread="over the layers")
 
 
 def tested(found: list[Record]) -> Item:

@@ -33,7 +33,7 @@ PAPER: tuple[Callable[[list[Record]], Item], ...] = (
 )
 OURS_ALONE = (
     *(ours.tested, ours.converted, ours.by_duration, ours.by_training, ours.by_temperature, ours.by_latency),
-    *(ours.planned, cleaning.enhancement, cleaning.cleaned),
+    *(ours.planned, ours.tried, cleaning.enhancement, cleaning.cleaned),
     *(speed.start_to_text, speed.peers, speed.twins, layer.layer_table),
 )
 COMMANDS = 3  # listed below an item; all are in the records

@@ -70,3 +70,25 @@ def test_curves_say_how_long_each_was_trained(found, tmp_path):
     assert len(named) == len(set(named)) == 5
     assert "conv, distilled, 1,001 steps of 100 s" in named
     assert sum(name.endswith(", 5,000 steps of 100 s") for name in named) == 2
+
+
+def test_a_mixers_settings_stand_apart_with_the_range_over_the_layers(tmp_path):
+    def swept(mixer: str, settings: dict, shares: list[float], epochs: float = 0.0) -> None:
+        config = {"mixer": mixer, "mixer_config": settings, "train": {"epoch_seconds": 100.0, "held_out_limit": 24}}
+        for layer, share in enumerate(shares):
+            figures = {"layer": layer, "epochs": epochs, "relative": share, "kl": share / 10, "mflop_per_second": 60.0}
+            about = {"model": report_records.MODEL, "data": report_records.DATA, "seed": 0, "config": config}
+            records.write("sweep", what=f"layer {layer}", figures=figures, folder=tmp_path, **about)
+
+    swept("pyramid", {"block": 4, "pieces": [2, 2], "steps": [1]}, [0.1, 0.3])
+    swept("pyramid", {"block": 8, "pieces": [2, 2, 4], "steps": [1]}, [0.1, 0.1])
+    swept("ladder", {}, [0.5, 0.5], epochs=2.0)
+    rows = {(row[1], row[2]): row for row in ours.tried(measured.load(tmp_path)).grid.rows}
+    assert set(rows) == {
+        ("pyramid of 10 windows, 8 frames", "none"),
+        ("pyramid of 16 windows, 16 frames", "none"),
+        ("ladder", "200 s"),
+    }
+    left, kl, cost = rows["pyramid of 10 windows, 8 frames", "none"][4:]
+    assert (left.value, left.low, left.high, len(left.ids)) == (pytest.approx(20), pytest.approx(10), 30, 2)
+    assert (kl.value, cost.value, cost.low) == (pytest.approx(0.02), 60, None)
