@@ -37,8 +37,8 @@ HILLS = (
     "highest point, so that the faint is seen: compare places within a strip, not strips."
 )
 BARS = (
-    "where the layer's pulses lie and how wide they are, the strongest of each kind. The more the marked moment takes "
-    "through a pulse, the stronger its colour."
+    "where the layer's pulses lie, the strongest of each kind. The more the marked moment takes through a pulse, the "
+    "stronger its colour. How wide the outlined ones are stands under them."
 )
 SQUARES = (
     "all moments at once. Each row is a moment, strongest in colour where it takes most; on the diagonal it takes from "

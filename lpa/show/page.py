@@ -16,7 +16,7 @@ import torch
 
 from .legend import INTRO, PULSES, guide, percent, ticks
 from .looks import Layer
-from .pulses import Pulse
+from .pulses import Pulse, text_rows
 from .scene import Scene, shown
 
 ROWS, COLUMNS = 240, 480  # what is kept of a matrix
@@ -76,6 +76,7 @@ def describe_layer(layer: Layer, scene: Scene) -> dict[str, Any]:
         "rows": rows,
         "columns": columns,
         "map": packed(255 * shown(layer.weight, rows, columns), "u1"),
+        "texts": text_rows(layer.lines),
         "lines": [[describe_pulse(pulse, scene, rows, most) for pulse in line] for line in layer.lines],
     }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 
 from .legend import INTRO, PULSES, guide, percent, ticks
 from .looks import Layer
+from .pulses import text_rows
 from .scene import Scene, shown
 
 BACK, INK, MUTED, ACCENT = "#fcfcfa", "#1d2126", "#59626a", "#0a6c8f"
@@ -24,8 +26,7 @@ COLUMNS = (  # what is explained above each, with the letters that fit a line of
 )
 HEARD, LAYER = 2.0, 1.5  # inches: of the waveform with its words and times, and of a layer at the least
 LETTERS = 60  # of a word that are written: more than any word, fewer than a strip is wide
-LABELLED = 4  # pulses of a layer that tell their width
-LINE = 0.062  # inches between two lines of pulses, at the least
+LINE, ROW = 0.062, 0.14  # inches: between two lines of pulses, at the least, and of a row of text under them
 
 
 def draw(scene: Scene, out: Path) -> None:
@@ -34,16 +35,16 @@ def draw(scene: Scene, out: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    told = guide(bool(scene.kinds), bool(scene.swept))
+    told = {name: text.replace("`", "") for name, text in guide(bool(scene.kinds), bool(scene.swept)).items()}
     notes = [
         list(chain(*(textwrap.wrap(f"{name}: {told[name]}", letters) for name in names if name in told)))
         for _, letters, names in COLUMNS
     ]
     head = 1.0 + 0.17 * -(-len(scene.kinds) // 2)
     explained = 0.125 * max(map(len, notes)) + 0.3
-    tall = [max(LAYER, 0.3 + LINE * len(layer.lines)) for layer in scene.layers]
+    tall = [max(LAYER, 0.3 + LINE * len(layer.lines) + text_height(layer)) for layer in scene.layers]
     whole = head + HEARD + explained + sum(tall) + 0.35
-    figure = pyplot.figure(figsize=(WIDTH, whole), facecolor=BACK)
+    figure = pyplot.figure(figsize=(WIDTH, whole), dpi=130, facecolor=BACK)
 
     def panel(column: tuple[float, float], top: float, high: float) -> Any:
         """A part of the picture in inches, down from its own top left corner."""
@@ -68,11 +69,11 @@ def draw(scene: Scene, out: Path) -> None:
     top += explained
     for layer, high in zip(scene.layers, tall, strict=True):
         write_label(panel(LABEL, top, high - 0.15), layer, scene)
-        draw_strip(panel(STRIP, top, high - 0.15), layer, scene, moment)
+        draw_strip(panel(STRIP, top, high - 0.15), layer, scene, high - 0.15)
         draw_map(panel(SIDE, top, SIDE[1]), layer, scene)
         top += high
     write_times(panel(STRIP, top - 0.15, 0.01), scene)
-    figure.savefig(out, dpi=130, facecolor=BACK, metadata={"Software": None})
+    figure.savefig(out, dpi="figure", facecolor=BACK, metadata={"Software": None})  # as its texts were measured
     pyplot.close(figure)
 
 
@@ -147,54 +148,82 @@ def write_label(axis: Any, layer: Layer, scene: Scene) -> None:
         axis.text(0, y + 0.02 + 0.15 * number, line, fontsize=7.5, color=MUTED)
 
 
-def draw_strip(axis: Any, layer: Layer, scene: Scene, moment: float) -> None:
-    """Behind, where words are; then how much is taken from where; in front the pulses."""
-    axis.set(xlim=(0, scene.seconds), ylim=(0, 1.04))
+def draw_strip(axis: Any, layer: Layer, scene: Scene, high: float) -> None:
+    """Behind, where words are; then how much is taken from where; in front the pulses. Inches, from the top."""
+    axis.set(xlim=(0, scene.seconds), ylim=(high, 0))
     for word in scene.words or ():
         axis.axvspan(word.start, word.end, color=SHADE, linewidth=0)
     row = layer.weight[scene.focus].numpy()
     row = np.sqrt(row / max(float(row.max()), 1e-12))
+    edges = np.arange(scene.frames + 1) * scene.step
     hills = PALE if layer.lines else ACCENT
-    axis.stairs(row, np.arange(scene.frames + 1) * scene.step, fill=True, color=hills, linewidth=0)
-    axis.axhline(0, color=HAIR, linewidth=0.8)
+    axis.stairs(high - row * (high - 0.05), edges, baseline=high, fill=True, color=hills, linewidth=0)
+    axis.axhline(high, color=HAIR, linewidth=0.8)
+    moment = (scene.focus + 0.5) * scene.step
     used = [[float(pulse.used[scene.focus]) for pulse in line] for line in layer.lines]
     most = max(chain(*used), default=0.0)
-    labels: list[tuple[float, float, float, str]] = []  # how strong, where, how high, what
-    for lane, line in enumerate(layer.lines):
-        tall = min(0.72 / len(layer.lines), 0.075)
-        y = 0.96 - 0.9 * (lane + 0.5) / len(layer.lines)
-        for pulse, taken in zip(line, used[lane], strict=True):
+    room = (high - text_height(layer)) / max(1, len(layer.lines))
+    tall, top = min(0.72 * room, 0.1), 0.0
+    block: list[Told] = []
+    for line, takes, text in zip(layer.lines, used, text_rows(layer.lines), strict=True):
+        y = top + (room - tall) / 2
+        for pulse, taken in zip(line, takes, strict=True):
             bars = [(a * scene.step, (b - a) * scene.step) for a, b in pulse.at(scene.focus)]
+            if not bars:
+                continue
             alpha = 0.18 + 0.82 * (taken / max(most, 1e-12)) ** 0.5
             look = {"color": PULSES[pulse.kind].light, "alpha": alpha, "linewidth": 0.4, "edgecolor": BACK}
-            axis.broken_barh(bars, (y - tall / 2, tall), **look)
-            if bars:
-                start, wide = min(bars, key=lambda bar: abs(bar[0] + bar[1] / 2 - moment))  # the nearest
-                labels.append((taken, start + wide / 2, y - tall / 2, scene.width(pulse, scene.focus)))
+            axis.broken_barh(bars, (y, tall), **look)
+            near = min(bars, key=lambda bar: abs(bar[0] + bar[1] / 2 - moment))
+            block.append(Told(taken, bars, near, y, scene.width(pulse, scene.focus)))
+        top += room
+        if text:
+            write_widths(axis, block, y + tall, tall, moment)
+            top += ROW
+            block = []
     axis.axvline(moment, color=INK, linewidth=0.9)
-    write_widths(axis, labels, scene)
 
 
-def write_widths(axis: Any, labels: list[tuple[float, float, float, str]], scene: Scene) -> None:
-    """Under the strongest pulses how wide they are; none over another."""
-    from matplotlib.patheffects import withStroke
+def text_height(layer: Layer) -> float:
+    return ROW * sum(text_rows(layer.lines))
 
-    moment = (scene.focus + 0.5) * scene.step
-    placed: list[Any] = []
-    for _, x, y, words in sorted(labels, reverse=True):
-        label = axis.text(x, y - 0.01, words, fontsize=7, color=INK, ha="center", va="top")
-        label.set_path_effects([withStroke(linewidth=3, foreground=BACK)])
-        half = np.diff(span(label, axis))[0] / 2
-        if abs(x - moment) < half:
-            x = moment + 1.1 * half  # beside the line
-        label.set_x(min(max(x, half), scene.seconds - half))
-        box = label.get_window_extent()
-        if any(box.overlaps(other.expanded(1.15, 1)) for other in placed):
+
+@dataclass(frozen=True)
+class Told:
+    """A pulse as it is drawn: bars are (start, length), in seconds."""
+
+    taken: float
+    bars: list[tuple[float, float]]
+    near: tuple[float, float]  # the bar next to the moment
+    top: float
+    text: str
+
+
+def write_widths(axis: Any, block: list[Told], bottom: float, tall: float, moment: float) -> None:
+    """Of the strongest pulses, under them how wide they are; of several lines, of the strongest only."""
+    several = len({pulse.top for pulse in block}) > 1
+    end = axis.get_xlim()[1]
+    written: list[tuple[float, float]] = []
+    for pulse in sorted(block, key=lambda pulse: -pulse.taken):
+        label = axis.text(0, bottom + 0.03, pulse.text, fontsize=7, color=INK, ha="center", va="top")
+        left, right = span(label, axis)
+        half = (right - left) / 2 + 0.003 * end
+        start, stop = pulse.near[0], sum(pulse.near)
+        middle = min(max((start + stop) / 2, half), end - half)
+        places = [middle]
+        if abs(middle - moment) < half:  # beside the line
+            places = [moment + half] * (stop > moment) + [moment - half] * (start < moment)
+        under = [p for p in places if several or (start < p + half and p - half < stop)]
+        inside = [p for p in under if half <= p <= end - half]
+        free = [p for p in inside if all(abs(p - other) >= half + its for other, its in written)]
+        if not free:
             label.remove()
             continue
-        label.set_gid("width")
-        placed.append(box)
-        if len(placed) == LABELLED:
+        place = free[0]
+        label.set(x=place, gid="width")
+        axis.broken_barh(pulse.bars, (pulse.top, tall), facecolor="none", edgecolor=INK, linewidth=0.7)
+        written.append((place, half))
+        if several:
             break
 
 

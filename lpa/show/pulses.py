@@ -9,6 +9,7 @@ from torch import Tensor
 
 from .legend import PULSES
 
+FEW = 5  # lines of pulses that have room for text under each
 LANES = 6  # lines of pulses of one kind that are drawn; the paper's layers have twelve pulses in every head
 
 
@@ -64,6 +65,12 @@ def lay_out(pulses: list[Pulse]) -> list[list[Pulse]]:
                 made.append([pulse])
         lines += sorted(made, key=lambda line: max(pulse.width for pulse in line))
     return lines
+
+
+def text_rows(lines: list[list[Pulse]]) -> list[bool]:
+    """Of every line, whether a row of text is under it: of few lines under each, of more under the last of a kind."""
+    kinds = [line[0].kind for line in lines]
+    return [len(kinds) <= FEW or kind not in kinds[i + 1 :] for i, kind in enumerate(kinds)]
 
 
 def whole_reach(reach: tuple[int, int], frames: int) -> Pulse:

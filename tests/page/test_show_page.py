@@ -9,6 +9,16 @@ import pytest
 ROOT = Path(__file__).parents[2]
 CLIP = ROOT / "tests" / "data" / "librivox" / "austen-0870.flac"
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+DRAWN = """{  // what a canvas has on it: rectangles, and texts with their boxes
+  const pen = CanvasRenderingContext2D.prototype, wipe = pen.clearRect, fill = pen.fillRect, write = pen.fillText;
+  pen.clearRect = function (...box) { this.canvas.drawn = { rects: [], texts: [] }; wipe.apply(this, box); };
+  pen.fillRect = function (...box) { this.canvas.drawn?.rects.push([this.fillStyle, ...box]); fill.apply(this, box); };
+  pen.fillText = function (text, x, y) {
+    const size = this.measureText(text), left = x - size.actualBoundingBoxLeft, top = y - size.actualBoundingBoxAscent;
+    const box = [left, top, x + size.actualBoundingBoxRight - left, y + size.actualBoundingBoxDescent - top];
+    this.canvas.drawn.texts.push([text, ...box]); write.call(this, text, x, y);
+  };
+}"""
 INK = "c => Array.from(c.getContext('2d').getImageData(0, 0, c.width, c.height).data)"
 sys.path.append(str(ROOT / "tests" / "unit"))  # for the small models
 
@@ -50,6 +60,7 @@ def page(request, browser, picture):
     page.on("console", lambda m: faults.append(m.text) if m.type in ("error", "warning") else None)
     page.on("pageerror", lambda error: faults.append(str(error)))
     page.on("request", lambda r: None if r.url.startswith(("file:", "data:")) else faults.append(r.url))
+    page.add_init_script(DRAWN)
     page.goto(picture.as_uri())
     yield page
     page.close()
@@ -94,6 +105,39 @@ def test_pulses_are_drawn_in_the_colours_of_the_legend(page):
         strongest = {kind for kind, colour in legend.items() if colour in drawn}
         assert strongest <= here  # what is faint is drawn paler
         assert bool(strongest) is bool(here)
+
+
+def clear(one, other) -> bool:
+    """Two boxes: left, top, width, height."""
+    (a, b, c, d), (e, f, g, h) = one, other
+    return a + c <= e or e + g <= a or b + d <= f or f + h <= b
+
+
+@pytest.mark.parametrize("moment", [0.02, 0.3, 0.5, 0.77, 0.98])
+def test_widths_lie_on_nothing(page, moment):
+    page.evaluate(f"mark({moment})")
+    shade = page.evaluate("colour('--shade')")
+    told = []
+    for canvas in page.locator(".strip canvas").all():
+        drawn = canvas.evaluate("c => ({ ...c.drawn, width: c.clientWidth, height: c.clientHeight })")
+        bars = [box for colour, *box in drawn["rects"] if colour != shade]  # and the line that marks the moment
+        texts = [box for _, *box in drawn["texts"]]
+        for i, box in enumerate(texts):
+            assert 0 <= box[0] < box[0] + box[2] <= drawn["width"]
+            assert 0 <= box[1] < box[1] + box[3] <= drawn["height"]
+            assert all(clear(box, other) for other in [*texts[:i], *bars])
+        told.append(len(texts))
+    assert told[0] == 0
+    assert told[1] >= 2  # the paper's pulses: of three kinds, unless a text has room on neither side of the line
+    assert all(told[2:])
+
+
+def test_a_share_is_on_one_line(page):
+    told = page.locator(".share em").first
+    height = told.bounding_box()["height"]
+    told.evaluate("e => { e.textContent = 'under 1 %'; }")
+    assert told.bounding_box()["height"] == height
+    assert told.evaluate("e => e.scrollWidth <= e.clientWidth")
 
 
 def test_words_lie_inside_and_beside_each_other(page):

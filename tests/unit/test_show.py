@@ -195,6 +195,13 @@ def test_lines_hold_what_never_overlaps():
     assert [line[0].used[0] for line in pulses.lay_out(many)] == [19, 18, 17, 16, 15, 14]  # the strongest
 
 
+def test_text_is_under_every_line_or_under_every_kind():
+    a, b = [fixed("aperiodic", 1, (0, 4))], [fixed("periodic", 1, (0, 4))]
+    assert pulses.text_rows([]) == []
+    assert pulses.text_rows([a, a, b, b, b]) == 5 * [True]
+    assert pulses.text_rows([a, a, b, b, b, b]) == [False, True, False, False, False, True]
+
+
 @pytest.mark.parametrize("seconds", [0.1, 0.9, 7.1, 30])
 def test_ticks(seconds):
     times = legend.ticks(seconds)
@@ -280,6 +287,29 @@ def test_png(folder, tmp_path):
     for kind in ("block", "piece", "wide"):
         light = legend.PULSES[kind].light
         assert tuple(int(light[i : i + 2], 16) for i in (1, 3, 5)) in colours, kind
+
+
+@pytest.mark.parametrize("mixer", ["lpa", "ladder", "pyramid"])
+def test_widths_in_a_png_lie_on_nothing(tmp_path, monkeypatch, mixer):
+    pyplot = pytest.importorskip("matplotlib.pyplot")
+    kept: list = []
+    monkeypatch.setattr(pyplot, "close", kept.append)
+    model = make("wav2vec2", layers=2)
+    swap(model, 1, mixer)
+    show(CLIP, str(save(model, tmp_path / "model")), tmp_path / "clip.png", seconds=3)
+    (figure,) = kept
+    drawn = []
+    for axis in figure.axes:
+        widths = [text.get_window_extent() for text in axis.texts if text.get_gid() == "width"]
+        bars = [path.get_extents(axis.transData) for c in axis.collections for path in c.get_paths()]
+        lines = [line.get_window_extent() for line in axis.lines]
+        for i, box in enumerate(widths):
+            assert axis.bbox.x0 - 1 <= box.x0 < box.x1 <= axis.bbox.x1 + 1
+            assert axis.bbox.y0 - 1 <= box.y0
+            assert not any(box.overlaps(other) for other in [*widths[:i], *bars, *lines])
+        drawn += widths
+    assert len(drawn) >= {"lpa": 3, "ladder": 3, "pyramid": 4}[mixer]
+    assert not any("`" in text.get_text() for axis in figure.axes for text in axis.texts)
 
 
 @pytest.fixture
