@@ -1,6 +1,7 @@
 """SepFormer: equal to speechbrain's, padded batches, sites and swaps, checkpoints, the loss."""
 
 import importlib.util
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -113,8 +114,6 @@ def test_speechbrains_own_modules_give_the_same(tmp_path, norm, before, position
         text=True,
         check=False,
     )
-    if made.returncode and "ModuleNotFoundError" in made.stderr:
-        pytest.skip(f"speechbrain cannot be imported: {made.stderr.strip().splitlines()[-1]}")
     assert made.returncode == 0, made.stderr
     text = HYPERPARAMS.format(rate=16000, speakers=1, norm=norm, before=before, positions=positions)
     (tmp_path / "hyperparams.yaml").write_text(text)
@@ -363,6 +362,21 @@ def test_a_checkpoint_folder_loads(tmp_path):
     assert not loaded.training
     audio = torch.randn(1, 300)
     assert torch.equal(loaded.clean(audio), model.clean(audio))
+
+
+def test_a_hub_id_loads_offline_from_the_hub_s_cache(tmp_path):
+    """In a process of its own: where the cache is, and that nothing is fetched, is settled on import."""
+    source, cache = "speechbrain/sepformer-wham16k-enhancement", tmp_path / "hub"
+    folder = cache / f"models--{source.replace('/', '--')}"
+    (folder / "refs").mkdir(parents=True)
+    (folder / "refs" / "main").write_text("abc")
+    (folder / "snapshots" / "abc").mkdir(parents=True)
+    write_checkpoint(folder / "snapshots" / "abc", tiny(inter_layers=3, sample_rate=8000))
+    script = f"from lpa.families import load; model = load({source!r}); print(model.family, model.config.inter_layers)"
+    outside = {key: value for key, value in os.environ.items() if not key.startswith(("HF_", "HUGGINGFACE_"))}
+    environment = {**outside, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False)
+    assert done.stdout.split() == ["sepformer", "3"], done.stderr
 
 
 def test_what_is_wrong_with_a_checkpoint_is_said(tmp_path):
