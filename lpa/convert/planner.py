@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from .. import records
 from ..errors import LpaError, choose
-from .config import RECIPES, SweepConfig, read_json, write_json
+from .config import RECIPES, SweepConfig, record_once, write_json
 
 MEASURES = {"wer": "wer_points", "kl": "kl", "relative": "relative"}  # what a layer's loss is -> its name in a sweep
 FRONT = 50_000  # states kept; beyond it only the cheapest of equally heavy ones: feasible still, and hardly dearer
@@ -116,12 +117,12 @@ def make_plan(
         ]
         chosen = plan(options, loss=loss, cost=cost)
         found = describe(chosen, measure, {"loss": loss, "mflop_per_second": cost}, layers)
-        path = out / "choice.json"
-        if session.main and not (path.is_file() and read_json(path) == found):
-            write_json(path, found)
-            if record is not None:
-                held_out, names = session.config.held_out, ",".join(settings)
-                write_record(replace(alone, mixer=names, mixer_config=settings, held_out=held_out), found, record)
+        if session.main:
+            write_json(out / "choice.json", found)
+        if session.main and record is not None:
+            held_out, names = session.config.held_out, ",".join(settings)
+            asked = replace(alone, mixer=names, mixer_config=settings, held_out=held_out)
+            record_once(out, f"{found['budget']} {measure}", partial(write_record, asked, found, record))
     return found
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from ..surgery import find_site, mixer_at, swap
 from ..train import rate
 from . import order
 from .beside import Unexplained, beside, fresh_mixer, layer_objective, without_dropout
-from .config import SweepConfig, derive, read_json, write_json
+from .config import SweepConfig, derive, read_json, record_once, write_json
 from .session import Session, TimeUp, layers_of, measuring, started
 from .stages import parameter_groups
 
@@ -42,7 +43,9 @@ def sweep(config: SweepConfig, out: Path, record: Path | None = None) -> dict[st
 def sweep_all(session: Session, config: SweepConfig, record: Path | None) -> dict[str, Any] | None:
     out = session.out
     if (out / "sweep.json").is_file():
-        return read_json(out / "sweep.json")
+        found = read_json(out / "sweep.json")
+        write_records(session, config, found, record)  # those that an earlier run did not
+        return found
     if not config.sources:
         raise LpaError("a sweep needs speech; add --data")
     model = session.load(config.model)
@@ -62,24 +65,21 @@ def sweep_all(session: Session, config: SweepConfig, record: Path | None) -> dic
     found = summary(config, [read_json(layer_file(out, i)) for i in layers], base, session.measure.name)
     if session.main:
         write_json(out / "sweep.json", found)
-        if record is not None:
-            write_records(config, found["layers"], record)
         shutil.rmtree(out / "work", ignore_errors=True)
+    write_records(session, config, found, record)
     session.accelerator.wait_for_everyone()
     return found
 
 
-def write_records(config: SweepConfig, layers: list[dict[str, Any]], folder: Path) -> None:
-    """One record a layer."""
-    for row in layers:
+def write_records(session: Session, config: SweepConfig, found: dict[str, Any], folder: Path | None) -> None:
+    """One record a layer, once."""
+    if folder is None or not session.main:
+        return
+    for row in found["layers"]:
+        what, code = f"layer {row['layer']}", found.get("commit", "")
         figures = {name: value for name, value in row.items() if isinstance(value, int | float)}
-        records.write(
-            "sweep",
-            what=f"layer {row['layer']}",
-            figures=figures,
-            folder=folder,
-            **config.facts(),
-        )
+        about = {"what": what, "figures": figures, "folder": folder, "code": code, **config.facts()}
+        record_once(session.out, what, partial(records.write, "sweep", **about))
 
 
 def layer_file(out: Path, index: int) -> Path:
@@ -225,6 +225,7 @@ def summary(config: SweepConfig, layers: list[dict[str, Any]], base: float | Non
     if all(row["kl"] is not None for row in layers):
         orders["kl"] = order.arrange("kl", list(by_layer), by_layer)
     facts = {"mixer": config.mixer, "model": config.model, "measure": measure, measure: base}
+    facts["commit"] = records.commit()
     return {**facts, "orders": orders, "layers": layers}
 
 

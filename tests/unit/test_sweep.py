@@ -176,6 +176,26 @@ def test_sweeps_that_cannot_be_are_named(desk):
         read(desk / "misspelt")
 
 
+def test_what_a_finished_sweep_or_plan_has_not_recorded_it_records_once(desk, monkeypatch):
+    monkeypatch.setenv("LPA_COMMIT", "then")
+    config, out, results = config_for(desk, epochs=0.0), desk / "unrecorded", desk / "late"
+
+    def told(kind: str) -> list[tuple[str, str]]:
+        lines = (results / f"{kind}.jsonl").read_text().splitlines()
+        return [(record["what"], record["commit"]) for record in map(json.loads, lines)]
+
+    sweep(config, out)
+    make_plan(config, ["none"], desk / "unsaid", measure="relative", cost=0.0)
+    monkeypatch.setenv("LPA_COMMIT", "now")
+    for _ in range(2):
+        sweep(config, out, results)
+        make_plan(config, ["none"], desk / "unsaid", measure="relative", cost=0.0, record=results)
+    assert told("sweep") == [("layer 0", "then"), ("layer 1", "then")] * 2  # the sweep's, and the plan's own
+    assert told("plan") == [("prediction by relative", "now")]
+    make_plan(config, ["none"], desk / "unsaid", measure="relative", cost=1.0, record=results)
+    assert len(told("plan")) == 2  # another budget is another prediction
+
+
 def test_a_plan_comes_from_the_sweeps_of_several_mixers(desk):
     config = config_for(desk)
     found = make_plan(config, ["none", "pyramid"], desk / "plan", measure="relative", loss=0.5)
