@@ -88,7 +88,7 @@ def models(found: list[Record]) -> str:
 
 def conversions(found: list[Record]) -> str:
     """For each mixer and length of training one conversion beside its control, on test-clean; each length together."""
-    trained = [r for r in results(found) if r.tested and r.training != "none" and not r.minutes]
+    trained = [r for r in results(found) if r.tested and r.tested_control and r.training != "none" and not r.minutes]
     if not trained:
         return block(ours.converted(found))
 
@@ -96,7 +96,7 @@ def conversions(found: list[Record]) -> str:
         return result.tested.value if result.tested else math.inf
 
     chosen: dict[tuple[str, int, float, str], Result] = {}
-    for r in sorted(trained, key=lambda r: (r.tested_control is not None, r.tested and len(r.tested.ids), -wer(r))):
+    for r in sorted(trained, key=lambda r: (len(r.tested.ids) if r.tested else 0, -wer(r))):
         chosen[r.model, r.layers, r.budget(), r.mixer] = r
     rows: list[list[Cell]] = []
     for r in sorted(chosen.values(), key=lambda r: (r.model, r.layers, r.budget(), wer(r))):
@@ -106,8 +106,8 @@ def conversions(found: list[Record]) -> str:
     grid = Grid(columns, rows)
     said = (
         "Only what trained for as long compares; it stands together, the shortest training first. Of each mixer the "
-        "setting with the most seeds, then the least WER; no control: none was trained so. All settings, what trained "
-        "by the clock or not at all, and held-out speakers of dev-clean are on the page of `lpa report`."
+        "setting with the most seeds, then the least WER. All settings, what has no control (the paper's recipe), what "
+        "trained by the clock or not at all, and held-out speakers of dev-clean are on the page of `lpa report`."
     )
     return f"{table(grid)}\n{runs(grid)} {said}\n"
 
