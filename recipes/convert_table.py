@@ -184,7 +184,7 @@ class Table:
         for name, model in (("all", self.wave), ("default", self.whisper)):
             free = [model, *self.plain, "--recipe", "none"]
             self.convert(f"{name}-free", *free)
-            self.convert(f"{name}-free-window32", *free, "--mixer", "window", *settings(**{"mixer_config.side": 32}))
+            self.convert(f"{name}-free-window64", *free, "--mixer", "window", *settings(**{"mixer_config.side": 64}))
         for minutes in (1, 3):
             more = settings(minutes=minutes)
             self.convert(f"all-minutes-{minutes}", self.wave, *self.wave_training(), *more)
@@ -213,7 +213,7 @@ def measurements(options: argparse.Namespace) -> list[Job]:
     rivals = (*(f"window{side}" for side in WIDTHS), *MIXERS)
     converted = ["eight-0", "all-0", "default-0", "all-plain-0", "default-gentle-0", "ablate/row-7", "paper-all"]
     kept = [f"{name}-control" for name in converted]
-    joined = [*converted, *kept, "all-free", "all-free-window32"]
+    joined = [*converted, *kept, *(f"{name}-free{more}" for name in ("all", "default") for more in ("", "-window64"))]
     joined += [f"{name}-{rival}" for name in ("all", "default") for rival in rivals]
     kinds.append(("join", JOINS, [options.runs / name / "model" for name in joined]))
     unbounded = ["eight-0", "ablate/row-7", "paper-all", *kept]  # long recordings do them no good: cut for them, too
