@@ -180,11 +180,11 @@ class Table:
         self.control("enhance-inter")
 
     def little_training(self) -> None:
-        """None at all, beside windows of as many keys; and by the clock."""
+        """None at all, beside windows of no fewer keys; and by the clock."""
         for name, model in (("all", self.wave), ("default", self.whisper)):
             free = [model, *self.plain, "--recipe", "none"]
             self.convert(f"{name}-free", *free)
-            self.convert(f"{name}-free-window64", *free, "--mixer", "window", *settings(**{"mixer_config.side": 64}))
+            self.convert(f"{name}-free-window128", *free, "--mixer", "window", *settings(**{"mixer_config.side": 128}))
         for minutes in (1, 3):
             more = settings(minutes=minutes)
             self.convert(f"all-minutes-{minutes}", self.wave, *self.wave_training(), *more)
@@ -193,7 +193,7 @@ class Table:
     def planner(self) -> None:
         """What it predicts, what that comes to as it is, and after training."""
         mixers = [part for name in ("pyramid", "ladder", "window") for part in ("--mixer", name)]
-        trained = [*self.swept, *settings(**{"mixer_config.window": "{side=32}"})]  # pyramids are best's
+        trained = [*self.swept, *settings(**{"mixer_config.window": "{side=128}"})]  # pyramids are best's
         self.add("plan", "plan", self.wave, *self.plain, *trained, *mixers, "--budget", "2", makes="choice.json")
         choice = self.runs / "plan" / "choice.json"
         taken = ["--plan", str(choice)]
@@ -213,7 +213,7 @@ def measurements(options: argparse.Namespace) -> list[Job]:
     rivals = (*(f"window{side}" for side in WIDTHS), *MIXERS)
     converted = ["eight-0", "all-0", "default-0", "all-plain-0", "default-gentle-0", "ablate/row-7", "paper-all"]
     kept = [f"{name}-control" for name in converted]
-    joined = [*converted, *kept, *(f"{name}-free{more}" for name in ("all", "default") for more in ("", "-window64"))]
+    joined = [*converted, *kept, *(f"{name}-free{more}" for name in ("all", "default") for more in ("", "-window128"))]
     joined += [f"{name}-{rival}" for name in ("all", "default") for rival in rivals]
     kinds.append(("join", JOINS, [options.runs / name / "model" for name in joined]))
     unbounded = ["eight-0", "ablate/row-7", "paper-all", *kept]  # long recordings do them no good: cut for them, too
