@@ -13,6 +13,7 @@ from .conversions import Result, results
 from .items import MISSING, ONE_RUN, Cell, Figure, Grid, Item, gap, machine_below
 from .measured import Record, figure, grouped, split_of
 
+STAND_IN = ("pyramid", "window")  # mixers that do attention's work before any training
 MARKED = re.compile(r"(<!-- lpa report: ([\w-]+) -->\n)(.*?)(<!-- end -->)", re.S)
 MIXERS = ("lpa", "lpa-hard", "ladder", "anchored", "pyramid", "window")  # what the README's layer table shows
 
@@ -112,9 +113,27 @@ def conversions(found: list[Record]) -> str:
     return f"{table(grid)}\n{runs(grid)} {said}\n"
 
 
+def untrained(found: list[Record]) -> str:
+    """Conversions that nothing was trained for, on test-clean, the best first."""
+    free = [(r.tested.value, r) for r in results(found) if r.tested and r.training == "none" and r.mixer in STAND_IN]
+    rows: list[list[Cell]] = [
+        [
+            r.model,
+            r.name.replace(", not trained", ""),
+            f"{r.layers} of {r.of}",
+            r.tested,
+            gap(r.tested, r.tested_control),
+        ]
+        for _, r in sorted(free, key=lambda pair: (pair[1].model, pair[0]))
+    ]
+    grid = Grid(("model", "what took attention's place", "layers", "test-clean, WER %", "points"), rows)
+    return f"{table(grid)}\n{runs(grid)}\n" if rows else block(ours.converted(found))
+
+
 BLOCKS: dict[str, Callable[[list[Record]], str]] = {
     "layers": layers,
     "conversions": conversions,
+    "untrained": untrained,
     "models": models,
     "peers": lambda found: block(speed.peers(found)),
     "enhancement": lambda found: block(cleaning.enhancement(found)),

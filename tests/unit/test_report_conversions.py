@@ -57,6 +57,15 @@ def test_the_readme_has_every_mixer_at_every_length_of_training(found):
     assert [cells[5].strip(" |") for cells in table] == ["29.00", "29.00", "26.00", "26.00"]  # conv has none
 
 
+def test_the_readme_has_what_was_not_trained_the_best_first(found, tmp_path):
+    report_records.evaluation(tmp_path, 0, {"wer": 25.0, "cer": 4.0})
+    for side, wer in ((16, 50.0), (64, 27.0)):
+        config = report_records.config("none", "mixer=window", f"mixer_config.side={side}")
+        report_records.evaluation(tmp_path, 12, {"wer": wer, "cer": 4.0}, config=config, mixer="window")
+    table = readme.BLOCKS["untrained"](measured.load(tmp_path)).splitlines()
+    assert [line.split(" | ")[1] for line in table if "12 of 12" in line] == ["window ±64", "window ±16"]
+
+
 def test_curves_say_how_long_each_was_trained(found, tmp_path):
     for record in [r for r in found if r["kind"] == "evaluate" and not r["config"]["keep_attention"]]:
         for seconds in (5, 60):
