@@ -132,10 +132,10 @@ def test_series_are_told_apart():
         "lpa, paper's recipe, easiest layers first",
         "lpa, paper's recipe, first layers first",
         "summary, paper's recipe, easiest layers first",
-        "pyramid of 64 windows, distilled",
-        "pyramid of 64 windows, distilled, 1 min",
+        "pyramid of 196 windows, distilled",
+        "pyramid of 196 windows, distilled, 1 min",
         "attention kept (control), distilled",
-        "pyramid of 64 windows, not trained",
+        "pyramid of 196 windows, not trained",
         "window ±16, not trained",
         "pyramid and window, distilled, no positions",
         "the planner's choice, distilled",
@@ -178,7 +178,7 @@ def test_without_records_the_page_says_what_to_type():
 def test_records_fill_the_tables(found):
     made = items(found)
     assert {item.verdict.mark for item in made.values()} >= {REPRODUCED, IMPOSSIBLE}
-    best = next(row for row in made["conversions"].grid.rows if row[1] == "pyramid of 64 windows, distilled")
+    best = next(row for row in made["conversions"].grid.rows if row[1] == "pyramid of 196 windows, distilled")
     assert (best[4].value, best[5].value, best[6]) == (pytest.approx(11.6), pytest.approx(11.5), "+0.10")
     assert (best[7].value, best[8].value, best[9]) == (pytest.approx(9.6), pytest.approx(9.5), "+0.10")
     assert best[4].spread == best[8].spread == "3 seeds"
@@ -376,7 +376,7 @@ def test_the_readme_tells_of_speech_nobody_trained_on(found):
     again = [{**r, "date": r["date"] + "x", "config": {**r["config"], "lr": 1.0}} for r in found if r.get("config")]
     assert readme.BLOCKS["conversions"]([*found, *again]) == compared  # of two trainings of one name the newest alone
     assert (
-        "| wav2vec2-12 | pyramid of 64 windows, distilled | 8 of 12 |  | 11.60 (11.50–11.70, 3 seeds) | 11.50 ("
+        "| wav2vec2-12 | pyramid of 196 windows, distilled | 8 of 12 |  | 11.60 (11.50–11.70, 3 seeds) | 11.50 ("
         in compared
     )
     assert "naive" not in compared  # no test-clean of it

@@ -138,7 +138,7 @@ def test_temperatures_are_set_on_pulses_and_saved_with_the_model(tmp_path):
 
 def test_a_recipe_has_settings_for_its_mixer_alone():
     best = read("best", **GIVEN)
-    assert best.mixer_config["block"] == 32
+    assert best.mixer_config["block"] == 128
     assert read("best", ["mixer_config.right=3"], **GIVEN).mixer_config == {**best.mixer_config, "right": 3}
     assert read("best", ["mixer_config.side=3"], **GIVEN, mixer="window").mixer_config == {"side": 3}
     several = read("best", **GIVEN, mixer="pyramid,window")
