@@ -254,7 +254,8 @@ def results(found: Iterable[Record]) -> list[Result]:
                 beside = controls_of(first, rows.get((CONTROL, *key[1:]), []), swept)
             else:
                 beside = untouched(first, found, rows is tested)
-            pairs.append((figure(rows.get(key, []), "wer"), figure(beside, "wer")))
+            both = (rows.get(key, []), beside)
+            pairs.append(tuple(figure(some if rows is tested else on_all(some), "wer") for some in both))
         result = Result(
             model=base_name(first),
             name=name,
@@ -273,6 +274,11 @@ def results(found: Iterable[Record]) -> list[Result]:
         )
         made.append(result)
     return sorted(made, key=lambda r: (r.model, r.layers, r.name, r.date))
+
+
+def on_all(found: Iterable[Record]) -> list[Record]:
+    """Those of what was measured on all held-out utterances: a part of them compares with no other figure."""
+    return [r for r in found if not (r.get("config") or {}).get("train", {}).get("held_out_limit")]
 
 
 def trained(config: dict[str, Any]) -> bool:

@@ -38,6 +38,14 @@ def test_a_conversion_without_a_control_has_an_empty_one(found):
     assert (rows["window", "5,000"][5].value, rows["window", "5,000"][6]) == (26.0, "+2.00")
 
 
+def test_what_was_measured_on_a_part_of_the_held_out_speech_stands_beside_nothing(found):
+    few = [{**r, "config": {**r["config"], "train": {**r["config"]["train"], "held_out_limit": 96}}} for r in found]
+    assert all(row[7] is not None for row in ours.converted(found).grid.rows)
+    rows = ours.converted(few).grid.rows
+    assert len(rows) == 5
+    assert all(row[4] is not None and row[7:] == [None] * 3 for row in rows)
+
+
 def test_what_trained_for_as_long_stands_together(found):
     rows = ours.converted(found).grid.rows
     lengths = [row[3] for row in rows]
