@@ -94,6 +94,7 @@ class Conversion:
         finished = (self.out / "result.json").is_file()
         if finished:
             self.session.say(f"{self.out}: finished")
+            self.tidy()
             if self.record is None:
                 return
         model = self.load(self.config.model)
@@ -105,7 +106,6 @@ class Conversion:
             for number in range(len(list(self.out.glob("step-*")))):
                 self.write_record(f"step {number}", self.recorded(number))
             self.write_record("final", read_json(self.out / "result.json"))
-            self.tidy()
             return
         self.session.listen(model)
         if self.config.kl_weight or self.config.hidden_weight:
