@@ -86,6 +86,7 @@ PLAN = ["/Add_output_0", "/Unsqueeze_output_0", "/Cast_output_0"]
 # Values inside the network, one for all lines there, each line's own here: noise, length, duration noise; voice.
 SCALES, VOICE = ("/Gather_output_0", "/Gather_1_output_0", "/Gather_2_output_0"), "/emb_g/Gather_output_0"
 FRAMES = 48_000  # spoken at once; the last layer has 256 samples a frame
+PAIRS = 3_000_000  # of phonemes of one line, planned at once: some 2 kB each, for all that the graph makes is kept
 
 
 class CudaVoice:
@@ -208,10 +209,14 @@ class CudaVoice:
         """int16 samples at 16 kHz and the speaker of each line."""
         import torch
 
-        (z, who, frames), speakers = self.plan(lines, rng)
-        rows = max(1, FRAMES // z.shape[-1])
-        parts = zip(z.split(rows), who.split(rows), frames.split(rows), strict=True)
-        clips = [clip for part in parts for clip in self.sound(*part)]
+        clips, speakers, longest = [], [], max(map(len, lines))
+        rows = max(1, PAIRS // longest**2)
+        for some in (lines[start : start + rows] for start in range(0, len(lines), rows)):
+            (z, who, frames), spoke = self.plan(some, rng)
+            most = max(1, FRAMES // z.shape[-1])
+            parts = zip(z.split(most), who.split(most), frames.split(most), strict=True)
+            clips += [clip for part in parts for clip in self.sound(*part)]
+            speakers += spoke
         if self.device == "cuda":
             torch.cuda.empty_cache()  # lengths differ from shard to shard, and others want the memory
         return clips, speakers
