@@ -41,6 +41,18 @@ EPOCH = 16_900  # seconds of the speakers who are not held out
 ROWS = 8  # of the ablation
 WIDTHS = (32, 64, 128)  # of windows, frames on either side
 MIXERS = ("ladder", "anchored", "conv", "summary")
+TUNED: dict[str, tuple[dict[str, object], ...]] = {  # of the mixers of pulses: what is changed, one thing at a time
+    "ladder": (
+        {},
+        {"reach": 32},
+        {"reach": 128},
+        {"ladder": 8},
+        {"ladder": 32},
+        {"heads": 4},
+        {"output_gate": "false"},
+    ),
+    "anchored": ({}, {"reach": 32}, {"reach": 128}, {"anchored": 24}, {"heads": 8}, {"output_gate": "false"}),
+}
 HARDENED = 0.02  # temperature at which gates are as good as hard
 JOINS = ("--join", "5", "--join", "20", "--join", "60", "--join", "180", "--join", "600")
 TAUS = ("--tau", "0.5", "--tau", "0.1", "--tau", "0.01", "--tau", "hard")
@@ -102,6 +114,7 @@ class Table:
         self.enhancement()
         self.little_training()
         self.planner()
+        self.tuning()
         return self.jobs
 
     def sweeps(self) -> None:
@@ -199,6 +212,15 @@ class Table:
         taken = ["--plan", str(choice)]
         self.convert("plan-free", self.wave, *self.plain, "--recipe", "none", *taken, after=choice)
         self.convert("plan-best", self.wave, *self.wave_training(), *taken, after=choice)
+
+    def tuning(self) -> None:
+        """What each setting of the mixers of pulses does, every layer trained for an epoch beside its attention."""
+        for mixer, changes in TUNED.items():
+            for change in changes:
+                name = "-".join([f"tune-{mixer}", *(f"{key}-{value}" for key, value in change.items())])
+                how = settings(epochs=1, provision=0, **{f"mixer_config.{k}": v for k, v in change.items()})
+                arguments = [*self.plain, *self.swept, "--mixer", mixer, *how]
+                self.add("sweep", name, self.wave, *arguments, makes="sweep.json")
 
 
 def measurements(options: argparse.Namespace) -> list[Job]:
