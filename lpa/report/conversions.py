@@ -108,8 +108,14 @@ def mixers_of(config: dict[str, Any]) -> str:
     return mixer_said(config["mixer"], config["mixer_config"])
 
 
+def settings_of(name: str, settings: dict[str, Any]) -> dict[str, Any]:
+    """A mixer's own of a `mixer_config`: its table, or all of it where there is none; the ladder's count has its name."""
+    table = settings.get(name)
+    return table if isinstance(table, dict) else settings
+
+
 def mixer_said(name: str, settings: dict[str, Any]) -> str:
-    settings = dict(settings.get(name, settings))
+    settings = dict(settings_of(name, settings))
     if name == "window":
         name += f" ±{settings.pop('side', SIDE)}"
     elif {"block", "pieces", "steps"} <= set(settings):

@@ -7,7 +7,17 @@ from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
-from .conversions import full_name, layers_of, mixer_said, mixers_of, results, series, trained, training_key
+from .conversions import (
+    full_name,
+    layers_of,
+    mixer_said,
+    mixers_of,
+    results,
+    series,
+    settings_of,
+    trained,
+    training_key,
+)
 from .items import OURS, Cell, Chart, Figure, Grid, Item, Line, Verdict, gap, missing
 from .measured import Record, as_it_is, base_name, figure, grouped, is_evaluation, split_of
 from .quality import DATA, EVALUATE, SWEEP
@@ -70,7 +80,7 @@ def tried(found: list[Record]) -> Item:
 
 def reach(config: dict[str, Any]) -> str:
     """How far a pyramid looks beyond a frame's own block, where its settings say so."""
-    settings = config["mixer_config"].get(config["mixer"], config["mixer_config"])
+    settings = settings_of(config["mixer"], config["mixer_config"])
     return f", {settings['block'] * (1 + sum(settings['steps']))} frames" if "steps" in settings else ""
 
 

@@ -99,11 +99,13 @@ def test_a_mixers_settings_stand_apart_with_the_range_over_the_layers(tmp_path):
     swept("pyramid", {"block": 4, "pieces": [2, 2], "steps": [1]}, [0.1, 0.3])
     swept("pyramid", {"block": 8, "pieces": [2, 2, 4], "steps": [1]}, [0.1, 0.1])
     swept("ladder", {}, [0.5, 0.5], epochs=2.0)
+    swept("ladder", {"ladder": 32}, [0.5, 0.5], epochs=2.0)  # the mixer's own name, and no table of it
     rows = {(row[1], row[2]): row for row in ours.tried(measured.load(tmp_path)).grid.rows}
     assert set(rows) == {
         ("pyramid of 10 windows, 8 frames", "none"),
         ("pyramid of 16 windows, 16 frames", "none"),
         ("ladder", "200 s"),
+        ("ladder ladder=32", "200 s"),
     }
     left, kl, cost = rows["pyramid of 10 windows, 8 frames", "none"][4:]
     assert (left.value, left.low, left.high, len(left.ids)) == (pytest.approx(20), pytest.approx(10), 30, 2)
