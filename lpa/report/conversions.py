@@ -109,7 +109,7 @@ def mixers_of(config: dict[str, Any]) -> str:
 
 
 def settings_of(name: str, settings: dict[str, Any]) -> dict[str, Any]:
-    """A mixer's own of a `mixer_config`: its table, or all of it where there is none; the ladder's count has its name."""
+    """A mixer's own of a `mixer_config`: its table, or all of it if there is none. The ladder's count has its name."""
     table = settings.get(name)
     return table if isinstance(table, dict) else settings
 
