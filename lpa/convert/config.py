@@ -61,6 +61,13 @@ RECIPES: dict[str, dict[str, Any]] = {
 }
 
 
+def settings_of(mixer: str, mixer_config: dict[str, Any], alone: bool = True) -> dict[str, Any]:
+    """What a mixer_config says of a mixer: the table of its name; where it is alone, the rest as well."""
+    tables = {name: table for name, table in mixer_config.items() if isinstance(table, dict)}
+    rest = {k: v for k, v in mixer_config.items() if k not in tables} if alone else {}
+    return {**tables.get(mixer, {}), **rest}
+
+
 @dataclass(frozen=True)
 class Run:
     """What sweeps and conversions share."""
@@ -120,9 +127,7 @@ class Run:
 
     def settings(self, mixer: str) -> dict[str, Any]:
         """What mixer_config says of a mixer: the table of its name; where there is but one mixer, the rest as well."""
-        tables = {name: table for name, table in self.mixer_config.items() if isinstance(table, dict)}
-        alone = {} if "," in self.mixer else {k: v for k, v in self.mixer_config.items() if k not in tables}
-        return {**tables.get(mixer, {}), **alone}
+        return settings_of(mixer, self.mixer_config, alone="," not in self.mixer)
 
     def facts(self) -> dict[str, Any]:
         """What a record says of the run that it comes from."""

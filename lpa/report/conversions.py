@@ -9,6 +9,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from ..convert.config import settings_of
 from ..convert.order import arrange
 from ..errors import LpaError
 from ..recipe import TrainConfig
@@ -108,14 +109,8 @@ def mixers_of(config: dict[str, Any]) -> str:
     return mixer_said(config["mixer"], config["mixer_config"])
 
 
-def settings_of(name: str, settings: dict[str, Any]) -> dict[str, Any]:
-    """A mixer's own of a `mixer_config`: its table, or all of it if there is none. The ladder's count has its name."""
-    table = settings.get(name)
-    return table if isinstance(table, dict) else settings
-
-
 def mixer_said(name: str, settings: dict[str, Any]) -> str:
-    settings = dict(settings_of(name, settings))
+    settings = settings_of(name, settings)
     if name == "window":
         name += f" ±{settings.pop('side', SIDE)}"
     elif {"block", "pieces", "steps"} <= set(settings):

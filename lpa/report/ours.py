@@ -7,17 +7,8 @@ from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
-from .conversions import (
-    full_name,
-    layers_of,
-    mixer_said,
-    mixers_of,
-    results,
-    series,
-    settings_of,
-    trained,
-    training_key,
-)
+from ..convert.config import settings_of
+from .conversions import full_name, layers_of, mixer_said, mixers_of, results, series, trained, training_key
 from .items import OURS, Cell, Chart, Figure, Grid, Item, Line, Verdict, gap, missing
 from .measured import Record, as_it_is, base_name, figure, grouped, is_evaluation, split_of
 from .quality import DATA, EVALUATE, SWEEP
